@@ -1,0 +1,128 @@
+"""Durable workflows for Django that wait for people.
+
+    from django_finoflow import workflow
+
+    @workflow(id="expense")
+    def expense(ctx, claim):
+        decision = ctx.wait_for_approval("manager", timeout="7d", title="Pay this claim?")
+        if decision["approved"]:
+            ctx.step("pay", lambda: pay(claim), atomic=True)
+
+Importing this package needs no loaded Django; the functions that touch rows are fetched when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .approval import Approval
+from .exceptions import (
+    AlreadySignalled,
+    CheckpointRefused,
+    DecisionRefused,
+    DefinitionError,
+    DriveRefused,
+    DurationError,
+    FinoflowError,
+    GateRejected,
+    InvalidSignalName,
+    KeyConflict,
+    NonRetryable,
+    NotWaiting,
+    PayloadError,
+    RunExists,
+    RunLeased,
+    RunLive,
+    RunNotFound,
+    RunNotLive,
+    RunNotResumable,
+    SignalRefused,
+    SignalTimeout,
+    StepFailed,
+    StepTimeout,
+    UnknownSignal,
+    UnknownWorkflow,
+    ValidationFailed,
+    WorkflowError,
+)
+from .retry import Retry
+from .workflow import activity, workflow
+
+if TYPE_CHECKING:
+    from .api import cancel, decide, delete_run, get_run, list_runs, retry_run, signal, start, wait_for_end, watch_run
+    from .attempt import current_step
+    from .snapshots import RunResult, RunState
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "api": (
+        "cancel",
+        "decide",
+        "delete_run",
+        "get_run",
+        "list_runs",
+        "retry_run",
+        "signal",
+        "start",
+        "wait_for_end",
+        "watch_run",
+    ),
+    "attempt": ("current_step",),
+    "snapshots": ("RunResult", "RunState"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AlreadySignalled",
+    "Approval",
+    "CheckpointRefused",
+    "DecisionRefused",
+    "DefinitionError",
+    "DriveRefused",
+    "DurationError",
+    "FinoflowError",
+    "GateRejected",
+    "InvalidSignalName",
+    "KeyConflict",
+    "NonRetryable",
+    "NotWaiting",
+    "PayloadError",
+    "Retry",
+    "RunExists",
+    "RunLeased",
+    "RunLive",
+    "RunNotFound",
+    "RunNotLive",
+    "RunNotResumable",
+    "RunResult",
+    "RunState",
+    "SignalRefused",
+    "SignalTimeout",
+    "StepFailed",
+    "StepTimeout",
+    "UnknownSignal",
+    "UnknownWorkflow",
+    "ValidationFailed",
+    "WorkflowError",
+    "activity",
+    "cancel",
+    "current_step",
+    "decide",
+    "delete_run",
+    "get_run",
+    "list_runs",
+    "retry_run",
+    "signal",
+    "start",
+    "wait_for_end",
+    "watch_run",
+    "workflow",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
