@@ -1,0 +1,165 @@
+"""What the app can do with a run, by its id: the functions that ``django_finoflow`` offers.
+
+Everything that admin pages, views and commands do goes through here. Each works inside the caller's transaction and
+takes effect when that commits (rule S7); a conflict it meets is caught in a savepoint, so that the caller's transaction
+stays usable.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import transaction
+
+from . import conf, history, starting, waits
+from .decisions import decide
+from .exceptions import RunLive, RunNotFound
+from .inline import resume, run
+from .models import Execution, Signal
+from .names import check_signal_name
+from .reading import find_run, get_run, list_runs, progress, snapshot, wait_for_end, watch_run
+from .statuses import RunStatus, StuckReason
+from .workflow import Definition
+
+__all__ = [
+    "cancel",
+    "decide",
+    "delete_run",
+    "get_run",
+    "list_runs",
+    "resume",
+    "retry_run",
+    "run",
+    "signal",
+    "snapshot",
+    "start",
+    "wait_for_end",
+    "watch_run",
+]
+
+
+def start(
+    workflow: Definition | str,
+    input: Any = None,
+    *,
+    run_id: str | None = None,
+    key: str | None = None,
+    requester: Any = None,
+    queue: str | None = None,
+    priority: int | None = None,
+    at: Any = None,
+) -> Execution:
+    """Insert a run; a worker drives it once the transaction has committed.
+
+    Args:
+        workflow: the workflow, or its id (its newest version is taken).
+        input: what the body gets, validated by the workflow's ``input_schema`` before a row exists.
+        run_id: the run's id, up to 128 characters; default: a random one.
+        key: makes starting idempotent: a second start of this workflow with the same key returns the first one's run.
+        requester: the user on whose behalf it runs; approvals can exclude them.
+        queue: which workers drive it; default: the workflow's.
+        priority: higher goes first; default: the workflow's.
+        at: when to begin, a duration from now or an aware ``datetime``; default: now.
+
+    Returns:
+        The run's row. Its ``created`` is False when the key was in use.
+
+    Raises:
+        UnknownWorkflow: no workflow of that id is registered.
+        ValidationFailed: the input does not satisfy the schema, or an argument cannot be stored.
+        DefinitionError: the ``queue`` is no name.
+        DurationError: ``at`` is no duration and no moment.
+        PayloadError: the input cannot be stored.
+        RunExists: the ``run_id`` is in use; nothing was changed.
+        KeyConflict: the ``key`` is in use for another input; nothing was changed.
+    """
+    return starting.begin(
+        workflow, input, run_id=run_id, key=key, requester=requester, queue=queue, priority=priority, at=at
+    )
+
+
+def signal(run_id: str, name: str, payload: Any = None, *, sender: str | None = None) -> Signal:
+    """Deliver a signal to a run, which goes on once the transaction has committed.
+
+    Args:
+        run_id: the run.
+        name: the name it waits for.
+        payload: what ``ctx.wait_for_signal`` returns; None counts as well as anything else.
+        sender: who sends it, for the record.
+
+    Raises:
+        RunNotFound: no run has that id.
+        SignalRefused: ``RunNotLive``, ``NotWaiting`` or ``InvalidSignalName``; nothing was written.
+        UnknownWorkflow: nothing waits for it, and this process does not know whether the workflow keeps early ones.
+        PayloadError: the payload cannot be stored.
+    """
+    check_signal_name(name)
+    return waits.deliver(run_id, name, payload, sender or "")
+
+
+def cancel(run_id: str) -> bool:
+    """End a run now. What is done stays done; whoever drives it is told, and what it does from now on is discarded.
+
+    Returns:
+        Whether that changed anything: not for a run that has ended, or is unwinding.
+
+    Raises:
+        RunNotFound: no run has that id.
+    """
+    with transaction.atomic(using=conf.database()):
+        return _cancel_locked(_locked(run_id))
+
+
+def retry_run(run_id: str) -> Execution:
+    """Make an error or stuck run due again: its failed steps are tried afresh, what is done stays done.
+
+    Returns:
+        The run's row as it stands then.
+
+    Raises:
+        RunNotFound: no run has that id.
+        RunNotResumable: it is in no such state, or was unwound.
+    """
+    with transaction.atomic(using=conf.database()):
+        history.begin_again(_locked(run_id))
+    return find_run(run_id)
+
+
+def delete_run(run_id: str, force: bool = False) -> bool:
+    """Delete a run with all its rows.
+
+    Args:
+        run_id: the run.
+        force: whether a run that has not ended may be deleted too.
+
+    Returns:
+        Whether there was such a run.
+
+    Raises:
+        RunLive: it has not ended, and ``force`` was not given.
+    """
+    with transaction.atomic(using=conf.database()):
+        found = Execution.objects.filter(run_id=run_id).locked()
+        if found is None:
+            return False
+        if not found.is_over and not force:
+            raise RunLive(f"Run {run_id} is {found.status}: cancel it first, or pass force=True.")
+        found.delete()
+        return True
+
+
+def _locked(run_id: str) -> Execution:
+    found = Execution.objects.filter(run_id=run_id).locked()
+    if found is None:
+        raise RunNotFound(f"There is no run {run_id!r}.")
+    return found
+
+
+def _cancel_locked(run: Execution) -> bool:
+    unwinding = run.status == RunStatus.COMPENSATING or run.stuck_reason == StuckReason.COMPENSATION_FAILED
+    if run.is_over or unwinding:
+        return False
+    history.cancelled(run, **progress(run))
+    for child in run.children.live().order_by("pk"):
+        _cancel_locked(_locked(child.run_id))
+    return True

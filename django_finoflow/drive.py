@@ -1,0 +1,193 @@
+"""One drive: a leased run, what it has recorded, and where its body stands.
+
+The context, the steps and the waits of one drive share this object; it also guards them. A body that swallows what
+stops it meets the same stop again at its next checkpoint (rule D9).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from django.db import connections
+
+from . import conf, history
+from .attempt import Abort, current_attempt
+from .exceptions import CheckpointRefused, DriveRefused
+from .history import History, Place
+from .models import Execution, Step, Wait
+from .state import StateBag
+from .stops import DriveStopped, Interrupted, LeaseLost, Mismatch
+from .trouble import insist
+
+logger = logging.getLogger("django_finoflow")
+
+
+def in_test_case() -> bool:
+    """Whether the runs' database is inside a ``TestCase``, where no other thread can see what it does (rule T8)."""
+    blocks = connections[conf.database()].atomic_blocks
+    return bool(blocks) and bool(getattr(blocks[-1], "_from_testcase", False))
+
+
+def refuse_open_transaction() -> None:
+    """Refuse to drive where checkpoints would not be durable: inside the caller's transaction (rule D5).
+
+    Raises:
+        DriveRefused: a transaction is open, and it is not a ``TestCase``'s.
+    """
+    connection = connections[conf.database()]
+    if (connection.in_atomic_block or not connection.get_autocommit()) and not in_test_case():
+        raise DriveRefused(
+            "A run cannot be driven inside an open transaction, because its checkpoints would not be durable. "
+            "Leave the atomic block first, or use start() and let a worker drive it."
+        )
+
+
+class Drive:
+    """The state of one drive.
+
+    Args:
+        run: the run, as leased.
+        recorded: what it has recorded.
+        abort: set when the drive is to end early.
+        stopping: whether the worker claims no more: the drive then stops at its next checkpoint.
+        on_checkpoint: called after each stored checkpoint.
+    """
+
+    def __init__(
+        self,
+        run: Execution,
+        recorded: History,
+        abort: Abort,
+        stopping: Callable[[], bool],
+        on_checkpoint: Callable[[], None] | None = None,
+    ):
+        self.run = run
+        self.recorded = recorded
+        self.abort = abort
+        self.stopping = stopping
+        self.on_checkpoint = on_checkpoint
+        self.bag = StateBag()
+        self.current_step = ""
+        self.stopped: DriveStopped | None = None
+        self._thread = threading.get_ident()
+
+    def enter(self) -> None:
+        """Guard a checkpoint that is about to be made or replayed.
+
+        Raises:
+            CheckpointRefused: it is asked for inside a step, in another thread, or inside a transaction of the body's.
+            DriveStopped: the drive is over; or it should be, and stops here.
+        """
+        if current_attempt.get() is not None:
+            raise CheckpointRefused(
+                "A checkpoint was asked for inside a step's body: make it a step of its own, after this one."
+            )
+        if threading.get_ident() != self._thread:
+            raise CheckpointRefused("A checkpoint was asked for in a thread that does not drive the run.")
+        connection = connections[conf.database()]
+        if (connection.in_atomic_block or not connection.get_autocommit()) and not in_test_case():
+            raise CheckpointRefused(
+                "A checkpoint was asked for inside a transaction that the body opened: it would not be durable. "
+                "Do the writes in a step with atomic=True."
+            )
+        if self.stopped is not None:
+            raise self.stopped
+
+    def leave_if_stopping(self) -> None:
+        """Stop the drive, before new work begins, if it is to end early."""
+        if self.abort.is_set() or self.stopping():
+            self.stop(Interrupted())
+
+    def stop(self, reason: DriveStopped) -> NoReturn:
+        """Stop the drive for ``reason``, now and at each further checkpoint."""
+        self.stopped = reason
+        raise reason
+
+    def pause(self, seconds: float) -> None:
+        """Wait ``seconds``, or until the drive is to end early, which stops it."""
+        self.abort.wait(seconds)
+        self.leave_if_stopping()
+
+    def write(self, work: Callable[[], Any]) -> Any:
+        """Do one of the engine's writes, through trouble that passes, and return what it returns.
+
+        Raises:
+            LeaseLost: the run is not ours any more; nothing was written.
+        """
+        try:
+            return insist(work, using=conf.database(), pause=self._pause_in_trouble)
+        except LeaseLost as lost:
+            self.abort.set()
+            self.stop(lost)
+
+    def _pause_in_trouble(self, seconds: float) -> None:
+        # A worker that only stops gracefully still stores what its steps have done; one that is out of grace does not
+        # wait on.
+        if self.abort.wait(seconds):
+            self.stop(LeaseLost())
+
+    def recall(self, place: Place, kind: str, id: str) -> Step | Wait | None:
+        """Return what is recorded at ``place``, if it is what the body asks for.
+
+        Raises:
+            Mismatch: it is something else (rule D3).
+        """
+        found = self.recorded.at(place)
+        if found is not None and (kind_of(found), id_of(found)) != (kind, id):
+            self.mismatch(found, f'{kind} "{id}"')
+        return found
+
+    def mismatch(self, found: Step | Wait, asked: str) -> NoReturn:
+        """Stop the drive because the body does not ask for what is recorded."""
+        branch = f' of branch "{found.branch}"' if found.branch else ""
+        self.stop(
+            Mismatch(
+                f'At position {found.index}{branch} the run has recorded {kind_of(found)} "{id_of(found)}", but the '
+                f"workflow asked for {asked}. Bring the old order back, or register the change under a new version."
+            )
+        )
+
+    def store(self, checkpoint: Step | Wait) -> None:
+        """Note a stored checkpoint, and tell whoever asked to be told."""
+        self.recorded.add(checkpoint)
+        self.current_step = id_of(checkpoint)
+        if self.on_checkpoint:
+            try:
+                self.on_checkpoint()
+            except Exception:
+                logger.exception("event=on-checkpoint-failed run=%s", self.run.run_id)
+
+    def progress(self) -> dict[str, Any]:
+        """Return what is brought up to date on the run's row at each park and end."""
+        return {
+            "cursor": self.recorded.cursor(),
+            "state": self.bag.entries() or None,
+            "current_step": self.current_step,
+        }
+
+    def go_on(self) -> None:
+        """Note that a waiting run has new work to do."""
+        if self.run.status == "waiting":
+            self.write(self._resume)
+
+    def _resume(self) -> None:
+        with history.fenced(self.run):
+            history.resume(self.run)
+        self.run.status = "running"
+
+
+def kind_of(checkpoint: Step | Wait) -> str:
+    """Return what made a checkpoint, in the word that users know: step, activity, sleep, signal or approval."""
+    if isinstance(checkpoint, Step):
+        return str(checkpoint.kind)
+    if checkpoint.kind == "timer":
+        return "sleep"
+    return "approval" if checkpoint.is_gate else str(checkpoint.kind)
+
+
+def id_of(checkpoint: Step | Wait) -> str:
+    """Return a checkpoint's id."""
+    return checkpoint.step_id if isinstance(checkpoint, Step) else checkpoint.name

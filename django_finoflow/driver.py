@@ -1,0 +1,142 @@
+"""Drive one leased run: replay its body over what is recorded, until it is done, fails, waits or must stop.
+
+The body is ordinary Python and runs from its beginning each time; what is recorded is returned, what is not is done.
+However the drive ends, the run's row says so, or says nothing and the lease runs out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from . import conf, failures, history, leases, payloads, registry, schemas
+from .attempt import Abort
+from .context import Context
+from .drive import Drive
+from .exceptions import FinoflowError
+from .history import History
+from .leases import Lease
+from .models import Execution
+from .statuses import StuckReason
+from .stops import DriveStopped, Interrupted, LeaseLost, Mismatch, Parked
+
+logger = logging.getLogger("django_finoflow")
+
+
+def drive(
+    run: Execution,
+    *,
+    abort: Abort,
+    stopping: Callable[[], bool] = lambda: False,
+    on_checkpoint: Callable[[], None] | None = None,
+) -> BaseException | None:
+    """Drive a leased run as far as it goes, and let go of it.
+
+    Args:
+        run: the run, as ``leases`` gave it.
+        abort: set when the drive is to end early.
+        stopping: whether it is to stop at its next checkpoint.
+        on_checkpoint: called after each stored checkpoint.
+
+    Returns:
+        The error that failed the run, or None.
+    """
+    it = Drive(run, History(), abort, stopping, on_checkpoint)
+    try:
+        _weigh_recoveries(it)
+        it.recorded = it.write(lambda: history.load(run)) if run.lease_epoch > 1 else History()
+        return _finish(it, *_replay(it))
+    except (Parked, LeaseLost):
+        return None
+    except Interrupted:
+        _give_back(it)
+        return None
+    except Mismatch as mismatch:
+        _set_aside(it, StuckReason.REPLAY_MISMATCH, FinoflowError(str(mismatch)), **it.progress())
+        return None
+    except KeyboardInterrupt:
+        _give_back(it)
+        raise
+
+
+def _replay(it: Drive) -> tuple[Any, BaseException | None]:
+    """Run the body; return its result, or the error that it raised.
+
+    Raises:
+        DriveStopped: it did not come to its end.
+    """
+    result, error = None, None
+    ctx = None
+    try:
+        definition = registry.get(it.run.workflow_id, it.run.version)
+        stored = it.run.input = _input(it.run)
+        ctx = Context(it, definition, schemas.rebuild(definition.input_schema, stored))
+        result = definition.body(ctx, ctx.input)
+    except (DriveStopped, KeyboardInterrupt):
+        raise
+    except BaseException as raised:
+        error = raised
+    if it.stopped is not None:
+        raise it.stopped
+    if ctx is not None and (left := ctx.leftover()) is not None:
+        it.mismatch(left, "nothing more")
+    return result, error
+
+
+def _finish(it: Drive, result: Any, error: BaseException | None) -> BaseException | None:
+    if error is None:
+        try:
+            result = _checked(it, result)
+        except Exception as refused:
+            error = refused
+    if error is None:
+        it.write(lambda: history.done(it.run, result, open_waits=it.recorded.has_open_waits(), **it.progress()))
+    else:
+        record = failures.describe(error)
+        it.write(lambda: history.failed(it.run, record, open_waits=it.recorded.has_open_waits(), **it.progress()))
+    return error
+
+
+def _checked(it: Drive, result: Any) -> Any:
+    """Return the result as it is stored, if its schema and the codec take it."""
+    schema = registry.get(it.run.workflow_id, it.run.version).output_schema
+    if schema is not None:
+        result = schemas.clean(schema, result, f'The result of workflow "{it.run.workflow_id}"')
+    return payloads.roundtrip(result)
+
+
+def _weigh_recoveries(it: Drive) -> None:
+    """Set a run aside that kills its workers again and again in one place (rule W2).
+
+    It comes before anything of the run's is decoded, so that a row which cannot be read ends here too.
+    """
+    run = it.run
+    if not run.recoveries:
+        return
+    found = it.write(lambda: history.count(run))
+    if found > run.checkpoints:
+        it.write(lambda: history.note_recovery(run, found))
+    elif run.recoveries > conf.get("MAX_RECOVERIES"):
+        text = (
+            f"{run.recoveries} workers died driving this run, each after {found} checkpoints. Mend it, then retry it."
+        )
+        _set_aside(it, StuckReason.TOO_MANY_CRASHES, FinoflowError(text))
+        raise LeaseLost
+
+
+def _set_aside(it: Drive, reason: StuckReason, error: FinoflowError, **progress: Any) -> None:
+    record = failures.describe(error)
+    with suppress(LeaseLost):
+        it.write(lambda: history.stuck(it.run, reason, record, **progress))
+
+
+def _give_back(it: Drive) -> None:
+    with suppress(LeaseLost):
+        it.write(lambda: leases.give_back(Lease(it.run.pk, it.run.lease_epoch)))
+
+
+def _input(run: Execution) -> Any:
+    """Return the run's input, which a claim gives undecoded: a broken row fails its own run and nobody else's claim."""
+    return payloads.loads(run.stored_input) if hasattr(run, "stored_input") else run.input

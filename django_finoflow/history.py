@@ -1,0 +1,297 @@
+"""The only writer of checkpoints and of a run's status.
+
+Every write is conditional on the lease's epoch and says whether it won; a loser gets ``LeaseLost`` and has written
+nothing. A plain step is one statement, which checks the fence and inserts the row (rule D5); everything else is one
+short transaction that locks the run first (``fenced``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from django.db import connections, transaction
+from django.db.models import Q
+
+from . import clock, conf, events, wakeup
+from .exceptions import RunNotResumable
+from .models import Execution, Signal, Step, Wait
+from .statuses import Outcome, Rollback, RunStatus, StepStatus, StuckReason
+from .stops import LeaseLost
+
+Place = tuple[str, int]
+
+# FOR SHARE, because it waits for a claim's update and then sees the new epoch; FOR KEY SHARE would not (design, rule
+# D5).
+RECORD = """
+INSERT INTO finoflow_step (execution_id, status, branch, "index", step_id, kind, attempts, result, state_patch,
+    started_at, finished_at, compensation)
+SELECT id, 'done', %s, %s, %s, %s, %s, %s, %s, %s, %s, '' FROM finoflow_execution
+WHERE id = %s AND lease_epoch = %s {for_share}
+"""
+
+
+class History:
+    """What a run has recorded, by place, as a drive replays it."""
+
+    def __init__(self, checkpoints: dict[Place, Step | Wait] | None = None, delivered: dict[Any, Signal] | None = None):
+        self.checkpoints = checkpoints or {}
+        self.delivered = delivered or {}
+
+    def at(self, place: Place) -> Step | Wait | None:
+        """Return what is recorded at ``place``."""
+        return self.checkpoints.get(place)
+
+    def after(self, branch: str, index: int) -> Step | Wait | None:
+        """Return what ``branch`` has recorded at ``index`` or behind it, if anything."""
+        return next((self.checkpoints[p] for p in sorted(self.checkpoints) if p[0] == branch and p[1] >= index), None)
+
+    def add(self, checkpoint: Step | Wait) -> None:
+        """Note a checkpoint that has just been stored."""
+        self.checkpoints[checkpoint.branch, checkpoint.index] = checkpoint
+
+    def has_open_waits(self) -> bool:
+        """Whether something is recorded as being waited for."""
+        return any(isinstance(c, Wait) and c.is_open for c in self.checkpoints.values())
+
+    def cursor(self) -> int:
+        """Return the first position not yet done, counted without gaps."""
+        position = 0
+        while is_done(self.at(("", position))):
+            position += 1
+        return position
+
+
+def is_done(checkpoint: Step | Wait | None) -> bool:
+    """Whether a checkpoint is behind the cursor: a step that is done, a wait that is over."""
+    if isinstance(checkpoint, Step):
+        return checkpoint.status == StepStatus.DONE
+    return checkpoint is not None and not checkpoint.is_open
+
+
+def load(run: Execution) -> History:
+    """Return what ``run`` has recorded, in at most three queries however much it is."""
+    rows: list[Step | Wait] = [*Step.objects.filter(execution=run), *Wait.objects.filter(execution=run)]
+    delivered: dict[Any, Signal] = {}
+    if any(isinstance(row, Wait) and row.outcome == Outcome.SIGNALLED for row in rows):
+        consumed = Signal.objects.filter(execution=run, consumed_by__isnull=False)
+        delivered = {signal.consumed_by_id: signal for signal in consumed}
+    return History({(row.branch, row.index): row for row in rows}, delivered)
+
+
+def count(run: Execution) -> int:
+    """Return how many checkpoints ``run`` has recorded, without reading them."""
+    return Step.objects.filter(execution=run).count() + Wait.objects.filter(execution=run).count()
+
+
+@contextmanager
+def fenced(run: Execution) -> Iterator[Execution]:
+    """A transaction in which ``run`` is locked and ours; yields its row as it is now.
+
+    Raises:
+        LeaseLost: it is not ours any more.
+    """
+    with transaction.atomic(using=conf.database()):
+        # Without its payloads: a row that cannot be decoded must still be able to end.
+        row = Execution.objects.filter(pk=run.pk, lease_epoch=run.lease_epoch).only("due_at").locked()
+        if row is None:
+            raise LeaseLost
+        yield row
+
+
+def insert(run: Execution, step: Step, result: str | None, state_patch: str | None) -> None:
+    """Store a step that is done and has no row yet, in one statement that proves the lease.
+
+    Args:
+        run: the run, as leased.
+        step: the row, without its payloads.
+        result: the payloads as JSON text, since the caller has encoded them already.
+        state_patch: likewise.
+
+    Raises:
+        LeaseLost: the run is not ours any more; nothing was written.
+        IntegrityError: the place is taken, which only a write of ours whose answer was lost can have done.
+    """
+    connection = connections[conf.database()]
+    adapt = connection.ops.adapt_datetimefield_value
+    values: list[Any] = [step.branch, step.index, step.step_id, step.kind, step.attempts, result, state_patch]
+    values += [adapt(step.started_at), adapt(step.finished_at), run.pk, run.lease_epoch]
+    with connection.cursor() as cursor:
+        cursor.execute(RECORD.format(for_share="FOR SHARE" if connection.vendor == "postgresql" else ""), values)
+        _won(cursor.rowcount)
+
+
+def stored(run: Execution, place: Place) -> Step | None:
+    """Return the step that is stored at ``place``, after a write whose answer was lost.
+
+    Raises:
+        LeaseLost: the run is not ours any more, so whatever stands there may be another's.
+    """
+    if not Execution.objects.filter(pk=run.pk, lease_epoch=run.lease_epoch).exists():
+        raise LeaseLost
+    return Step.objects.filter(execution=run, branch=place[0], index=place[1]).first()
+
+
+def save(run: Execution, step: Step) -> None:
+    """Store a step's row whole, new or known, within ``fenced``: for attempts that failed, and what follows them."""
+    step.execution = run
+    step.save(using=conf.database())
+
+
+def resume(run: Execution) -> None:
+    """Note that a waiting run goes on, within ``fenced``."""
+    Execution.objects.filter(pk=run.pk, status=RunStatus.WAITING).update(
+        status=RunStatus.RUNNING, updated_at=clock.now()
+    )
+
+
+def park(run: Execution, row: Execution, due_at: datetime | None, **progress: Any) -> None:
+    """Make the run wait, within ``fenced``, and end its lease. A signal that came while it was driven keeps it due.
+
+    Args:
+        run: the run, as leased.
+        row: the same, as ``fenced`` gave it.
+        due_at: when to drive it again; None: when something comes.
+        progress: ``state``, ``cursor`` and ``current_step`` as they stand.
+    """
+    moments = [moment for moment in (row.due_at, due_at) if moment is not None]
+    _let_go(run, status=RunStatus.WAITING, due_at=min(moments, default=None), **progress)
+    _tell(events.run_waiting, run, due_at=due_at)
+
+
+def wake(run: Execution) -> None:
+    """Make a locked run due now, because something came for it. Its lease, if it has one, stays."""
+    changes: dict[str, Any] = {"due_at": clock.now(), "updated_at": clock.now()}
+    if run.status == RunStatus.WAITING:
+        changes["status"] = RunStatus.RUNNING
+    Execution.objects.filter(pk=run.pk).update(**changes)
+    wakeup.notify(wakeup.DUE, run.queue, using=conf.database())
+
+
+def done(run: Execution, result: Any, *, open_waits: bool, **progress: Any) -> None:
+    """End the run well. ``open_waits`` says whether there are any to close with it."""
+    _end(run, RunStatus.DONE, open_waits, result=result, error=None, **progress)
+    _tell(events.run_done, run, result=result)
+
+
+def failed(run: Execution, error: dict[str, Any], *, open_waits: bool, **progress: Any) -> None:
+    """End the run as failed; ``error`` says why."""
+    _end(run, RunStatus.ERROR, open_waits, error=error, rollback=Rollback.NOT_APPLICABLE, **progress)
+    _tell(events.run_failed, run, error=error)
+
+
+def stuck(run: Execution, reason: StuckReason, error: dict[str, Any], **progress: Any) -> None:
+    """Set the run aside for an operator or a deployment.
+
+    It has not ended: its gates stay open, but take no decision.
+    """
+    _let_go(run, status=RunStatus.STUCK, stuck_reason=reason, error=error, due_at=None, **progress)
+    _tell(events.run_stuck, run, reason=reason.value, error=error)
+
+
+def cancelled(run: Execution, **progress: Any) -> None:
+    """End a locked run because somebody said so; whoever drives it finds its epoch gone."""
+    _let_go(run, status=RunStatus.CANCELLED, due_at=None, finished_at=clock.now(), **progress)
+    _close_waits(run)
+    _tell(events.run_cancelled, run)
+
+
+def begin_again(run: Execution) -> None:
+    """Make a locked error or stuck run due, with the failed steps that nothing follows taken out (rule D16).
+
+    Raises:
+        RunNotResumable: it is in another state, or was unwound.
+    """
+    unwound = (
+        run.rollback in (Rollback.COMPLETED, Rollback.STUCK) or run.stuck_reason == StuckReason.COMPENSATION_FAILED
+    )
+    if run.status not in (RunStatus.ERROR, RunStatus.STUCK) or unwound:
+        how = f"was rolled back ({run.rollback or run.stuck_reason})" if unwound else f"is {run.status}"
+        raise RunNotResumable(
+            f"Run {run.run_id} {how}; only an error or stuck run that was not rolled back can be tried again."
+        )
+    if run.status == RunStatus.ERROR:
+        recorded = load(run)
+        failed = [c for c in recorded.checkpoints.values() if isinstance(c, Step) and c.status != StepStatus.DONE]
+        last = [step.pk for step in failed if recorded.after(step.branch, step.index + 1) is None]
+        Step.objects.filter(pk__in=last).delete()
+    _let_go(
+        run,
+        channel=wakeup.DUE,
+        status=RunStatus.RUNNING,
+        stuck_reason="",
+        error=None,
+        rollback="",
+        recoveries=0,
+        finished_at=None,
+        due_at=clock.now(),
+    )
+
+
+def revive_mismatched(known: Sequence[tuple[str, int]], queues: Sequence[str] = ()) -> int:
+    """Make the runs due that a replay mismatch made stuck, for a deployment that may know better.
+
+    Return how many (rule W10).
+    """
+    if not known:
+        return 0
+    ours = Q.create([Q(workflow_id=workflow, version=version) for workflow, version in known], connector=Q.OR)
+    stuck = Execution.objects.stuck().filter(ours, stuck_reason=StuckReason.REPLAY_MISMATCH)
+    if queues:
+        stuck = stuck.filter(queue__in=queues)
+    now = clock.now()
+    return stuck.update(status=RunStatus.RUNNING, stuck_reason="", error=None, due_at=now, updated_at=now)
+
+
+def note_recovery(run: Execution, checkpoints: int) -> None:
+    """Begin to count crashes afresh: the run has recorded more than at its last recovery (rule W2)."""
+    _won(Execution.objects.filter(pk=run.pk, lease_epoch=run.lease_epoch).update(recoveries=1, checkpoints=checkpoints))
+
+
+def _end(run: Execution, status: RunStatus, open_waits: bool, **changes: Any) -> None:
+    """End the run, in one statement if it has no waits to close with it (rule A7)."""
+    changes |= {"status": status, "due_at": None, "finished_at": clock.now()}
+    if not open_waits:
+        _let_go(run, **changes)
+        return
+    with fenced(run):
+        _let_go(run, **changes)
+        _close_waits(run)
+
+
+def _let_go(run: Execution, *, channel: str = wakeup.RESTED, **changes: Any) -> None:
+    """Change a run and end its lease, if it is still ours, and tell so in the same statement.
+
+    The epoch rises, so that nobody who held the run before can write any more.
+
+    Raises:
+        LeaseLost: it is not ours any more; nothing was written.
+    """
+    connection = connections[conf.database()]
+    changes |= {"lease_owner": "", "lease_until": None, "updated_at": clock.now()}
+    fields: list[Any] = [Execution._meta.get_field(name) for name in changes]
+    columns = ", ".join(f"{field.column} = %s" for field in fields)
+    values = [field.get_db_prep_save(value, connection) for field, value in zip(fields, changes.values(), strict=True)]
+    sql = f"UPDATE finoflow_execution SET {columns}, lease_epoch = lease_epoch + 1 WHERE id = %s AND lease_epoch = %s"
+    values += [run.pk, run.lease_epoch]
+    if wakeup.can_notify(connection.alias):
+        sql += " RETURNING pg_notify(%s, queue)"
+        values.append(channel)
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+        _won(cursor.rowcount)
+
+
+def _close_waits(run: Execution) -> None:
+    Wait.objects.filter(execution=run, outcome=Outcome.OPEN).update(outcome=Outcome.CANCELLED, closed_at=clock.now())
+
+
+def _won(rows: int) -> None:
+    if not rows:
+        raise LeaseLost
+
+
+def _tell(event: Any, run: Execution, **facts: Any) -> None:
+    events.announce(event, using=conf.database(), sender=run.workflow_id, run_id=run.run_id, **facts)

@@ -1,0 +1,204 @@
+"""The reading half of the API: nothing here changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from . import clock, conf, durations, history
+from .exceptions import RunNotFound, WorkflowError
+from .history import History
+from .models import Execution, Signal, Step, Wait
+from .snapshots import RunState, SignalState, StepState, WaitState
+from .state import StateBag
+from .statuses import TERMINAL, Outcome, RunStatus, StepStatus, WaitKind
+
+MOST = 1000
+
+
+def get_run(run_id: str) -> Execution | None:
+    """Return the run of that id, or None."""
+    return Execution.objects.filter(run_id=run_id).first()
+
+
+def find_run(run_id: str) -> Execution:
+    """Return the run of that id.
+
+    Raises:
+        RunNotFound: there is none.
+    """
+    run = get_run(run_id)
+    if run is None:
+        raise RunNotFound(f"There is no run {run_id!r}.")
+    return run
+
+
+def list_runs(
+    workflow_id: str | None = None, status: str | None = None, *, limit: int = 100, offset: int = 0
+) -> list[Execution]:
+    """Return runs, newest first, then highest id.
+
+    Args:
+        workflow_id: only runs of this workflow.
+        status: only runs of this status.
+        limit: how many at the most, from 1 to 1000.
+        offset: how many to leave out first. Runs that start between two pages shift the later one.
+
+    Raises:
+        ValueError: a limit, offset or status that cannot be.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST:
+        raise ValueError(f"list_runs: limit is a whole number from 1 to {MOST}, not {limit!r}.")
+    if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+        raise ValueError(f"list_runs: offset is a whole number of at least 0, not {offset!r}.")
+    if status is not None and status not in RunStatus.values:
+        raise ValueError(f"list_runs: status is one of {', '.join(RunStatus.values)}, not {status!r}.")
+    wanted = {"workflow_id": workflow_id, "status": status}
+    runs = Execution.objects.filter(**{name: value for name, value in wanted.items() if value is not None})
+    return list(runs.newest_first()[offset : offset + limit])
+
+
+def snapshot(run_id: str) -> RunState:
+    """Return a detached copy of a run as its rows stand now.
+
+    Raises:
+        RunNotFound: no run has that id.
+    """
+    run = find_run(run_id)
+    recorded = history.load(run)
+    places = sorted(recorded.checkpoints, key=lambda place: (place[1], place[0]))
+    checkpoints = [recorded.checkpoints[place] for place in places]
+    waits = tuple(_open_waits(run, checkpoints))
+    return RunState(
+        run_id=run.run_id,
+        workflow_id=run.workflow_id,
+        status=run.status,
+        cursor=recorded.cursor(),
+        input=run.input,
+        steps=tuple(_step_state(c, recorded) for c in checkpoints if isinstance(c, Step) or not c.is_open),
+        state=_state(run, checkpoints),
+        signals=_signals(run),
+        created_at=run.created_at,
+        updated_at=max([run.updated_at, *(moment for c in checkpoints if (moment := _touched(c)) is not None)]),
+        key=run.key,
+        waiting_on=waits[0] if waits else None,
+        waits=waits,
+        result=run.result,
+        error=_shown_error(run.error),
+    )
+
+
+def watch_run(run_id: str, *, timeout: Any = None) -> Iterator[RunState]:
+    """Yield the run's state now and on each change, until the run ends or the time is up.
+
+    Args:
+        run_id: the run.
+        timeout: how long to watch, a duration; None: until the run ends.
+
+    Raises:
+        RunNotFound: no run has that id, or it was deleted while it was watched.
+    """
+    for state in _changes(run_id, timeout):
+        if state is not None:
+            yield state
+
+
+def wait_for_end(run_id: str, *, timeout: Any = None) -> Any:
+    """Block until the run ends and return its result.
+
+    Args:
+        run_id: the run.
+        timeout: how long to wait, a duration; None: for ever.
+
+    Raises:
+        RunNotFound: no run has that id.
+        WorkflowError: the run ended otherwise than done, or is stuck.
+        TimeoutError: it has not ended in time.
+    """
+    for state in watch_run(run_id, timeout=timeout):
+        if state.status == RunStatus.DONE:
+            return state.result
+        if state.status in TERMINAL or state.status == RunStatus.STUCK:
+            why = f": {state.error['message']}" if state.error else ""
+            raise WorkflowError(f"Run {run_id} is {state.status}{why}", state)
+    raise TimeoutError(f"Run {run_id} has not ended within {durations.seconds(timeout):g}s.")
+
+
+def _changes(run_id: str, timeout: Any) -> Iterator[RunState | None]:
+    end = None if timeout is None else clock.monotonic() + durations.seconds(timeout)
+    pause = clock.Pause(longest=conf.get("POLL_INTERVAL"))
+    seen: RunState | None = None
+    while True:
+        state = snapshot(run_id)
+        if state != seen:
+            seen = state
+            pause.reset()
+            yield state
+        if state.status in TERMINAL or (end is not None and clock.monotonic() >= end):
+            return
+        pause(end)
+
+
+def _open_waits(run: Execution, checkpoints: list[Any]) -> Iterator[WaitState]:
+    if run.is_over:
+        return
+    for c in checkpoints:
+        if isinstance(c, Wait) and c.is_open:
+            name = c.name if c.kind == WaitKind.SIGNAL else ""
+            yield WaitState(str(c.kind), c.name, name, c.index, c.opened_at, c.due_at)
+        elif isinstance(c, Step) and c.status == StepStatus.RETRYING:
+            yield WaitState("retry", c.step_id, "", c.index, c.finished_at, c.due_at)
+
+
+def _step_state(checkpoint: Step | Wait, recorded: History) -> StepState:
+    if isinstance(checkpoint, Step):
+        c = checkpoint
+        error = _shown_error(c.error)
+        return StepState(c.index, c.step_id, c.kind, c.status, c.result, error, c.attempts, c.started_at, c.finished_at)
+    signal = recorded.delivered.get(checkpoint.pk)
+    ended_well = checkpoint.outcome in (Outcome.SIGNALLED, Outcome.FIRED)
+    status = "done" if ended_well else checkpoint.outcome
+    return StepState(
+        checkpoint.index,
+        checkpoint.name,
+        checkpoint.kind,
+        status,
+        signal.payload if signal else None,
+        None,
+        1,
+        checkpoint.opened_at,
+        checkpoint.closed_at,
+    )
+
+
+def _state(run: Execution, checkpoints: list[Any]) -> dict[str, Any]:
+    """Return the bag: as it was stored at the last park or end, with what steps have changed since."""
+    bag = StateBag()
+    for key, value in (run.state or {}).items():
+        bag.set(key, value)
+    for c in checkpoints if run.status == RunStatus.RUNNING else ():
+        beyond = bool(c.branch) or c.index >= run.cursor
+        if isinstance(c, Step) and beyond and c.finished_at is not None and c.finished_at >= run.updated_at:
+            bag.apply(c.state_patch)
+    return bag.entries()
+
+
+def progress(run: Execution) -> dict[str, Any]:
+    """Return what the row of a run that is being driven is behind with: its ``cursor`` and ``state``."""
+    recorded = history.load(run)
+    checkpoints = [recorded.checkpoints[place] for place in sorted(recorded.checkpoints)]
+    return {"cursor": recorded.cursor(), "state": _state(run, checkpoints) or None}
+
+
+def _signals(run: Execution) -> tuple[SignalState, ...]:
+    kept = Signal.objects.filter(execution=run, consumed_by=None).order_by("received_at", "pk")
+    return tuple(SignalState(s.name, s.payload, s.received_at) for s in kept)
+
+
+def _touched(checkpoint: Step | Wait) -> datetime | None:
+    return checkpoint.finished_at if isinstance(checkpoint, Step) else checkpoint.closed_at or checkpoint.opened_at
+
+
+def _shown_error(error: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if error is None else {name: error.get(name, "") for name in ("type", "message", "traceback")}
