@@ -1,0 +1,180 @@
+"""The pages of gates: open ones first, and the buttons to answer them.
+
+A gate is seen by holders of ``finoflow.view_wait`` and by whoever may decide it. The latter see what it shows and
+nothing more: neither its run nor gates that are not theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from .. import clock, decisions
+from ..approval import DEFAULT_PERMISSION, Audience
+from ..exceptions import DecisionRefused
+from ..models import Wait
+from ..statuses import OPEN_TO_SIGNALS
+from . import deciding, runs, timeline, values
+from .filters import MineFilter, StateFilter, WorkflowFilter
+from .pages import RecordAdmin, on_change_form_too
+from .reader import Reader
+
+
+class GateAdmin(deciding.Deciding, RecordAdmin):
+    """Gates, open first."""
+
+    list_display = ("shown_title", "workflow", "asked_by", "opened", "deadline", "outcome_told")
+    list_filter = (StateFilter, MineFilter, WorkflowFilter)
+    search_fields = ("name", "approval__title", "execution__workflow_id", "execution__requester_name")
+    search_help_text = gettext_lazy("Gate, workflow or who asked")
+    list_per_page = 50
+    actions = ("finoflow_approve_selected", "finoflow_reject_selected")
+    actions_row = ("finoflow_approve", "finoflow_reject")
+    actions_detail = actions_row
+    bulk = ("finoflow_approve_many", "finoflow_reject_many")
+
+    # ── who may ──
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        reader = Reader.of(request)
+        if obj is not None:
+            return reader.may_see(obj)
+        return reader.is_concerned or (request.user.is_staff and reader.decides)
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return Reader.of(request).is_concerned
+
+    def has_decide_permission(self, request: HttpRequest) -> bool:
+        """Whether the user may decide any gate at all; ``decide()`` asks about each."""
+        return Reader.of(request).decides
+
+    def may_press(self, request: HttpRequest, name: str, obj: Wait) -> bool:
+        return self.why_not(request, obj) is None
+
+    def why_not(self, request: HttpRequest, gate: Wait) -> DecisionRefused | None:
+        """Return the refusal that an answer of the user to this gate would meet now."""
+        return Reader.of(request).why_not(gate)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet:
+        reader = Reader.of(request)
+        gates = Wait.objects.gates() if reader.sees_all else reader.answerable
+        payloads = [f"execution__{name}" for name in ("input", "state", "result", "error")]
+        return gates.select_related("execution").defer(*payloads).prefetch_related("decisions").open_first()
+
+    # ── the list ──
+
+    def get_list_display(self, request: HttpRequest) -> Sequence[Any]:
+        run = ("run",) if request.user.has_perm(runs.VIEW) else ()
+        return (*super().get_list_display(request), *run)
+
+    def get_search_fields(self, request: HttpRequest) -> Sequence[str]:
+        of_runs = ("execution__run_id", "execution__key") if request.user.has_perm(runs.VIEW) else ()
+        return (*super().get_search_fields(request), *of_runs)
+
+    @admin.display(description=gettext_lazy("question"), ordering="approval__title")
+    def shown_title(self, gate: Wait) -> str:
+        return gate.title
+
+    @admin.display(description=gettext_lazy("workflow"), ordering="execution__workflow_id")
+    def workflow(self, gate: Wait) -> str:
+        return gate.execution.workflow_id
+
+    @admin.display(description=gettext_lazy("run"))
+    def run(self, gate: Wait) -> SafeString:
+        url = reverse("admin:finoflow_execution_change", args=[gate.execution_id], current_app=self.admin_site.name)
+        return format_html('<a href="{}">{}</a>', url, gate.execution.key or gate.execution.run_id)
+
+    @admin.display(description=gettext_lazy("asked by"), ordering="execution__requester_name")
+    def asked_by(self, gate: Wait) -> str:
+        return gate.execution.requester_name or values.NOTHING
+
+    @admin.display(description=gettext_lazy("opened"), ordering="opened_at")
+    def opened(self, gate: Wait) -> str:
+        return values.moment(gate.opened_at)
+
+    @admin.display(description=gettext_lazy("deadline"), ordering="due_at")
+    def deadline(self, gate: Wait) -> SafeString:
+        overdue = gate.is_open and gate.due_at is not None and gate.due_at <= clock.now()
+        return format_html("{} {}", values.moment(gate.due_at), values.badge(_("overdue"), "bad") if overdue else "")
+
+    @admin.display(description=gettext_lazy("outcome"), ordering="outcome")
+    def outcome_told(self, gate: Wait) -> SafeString:
+        is_open = gate.is_open and gate.execution.status in OPEN_TO_SIGNALS
+        return values.badge(_("open"), "busy") if is_open else format_html("{}", decisions.story(gate))
+
+    # ── one gate ──
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        run = ["run"] if request.user.has_perm(runs.VIEW) else []
+        facts = ["outcome_told", "workflow", *run, "asked_by", "opened", "deadline", "audience_told"]
+        return [(_("What is asked"), {"fields": ["what_is_shown"]}), (_("About it"), {"fields": facts})]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[str]:
+        return [name for _title, options in self.get_fieldsets(request, obj) for name in options["fields"]]
+
+    def details(self, request: HttpRequest, obj: Wait) -> dict[str, Any]:
+        made = sorted(obj.decisions.all(), key=lambda decision: (decision.decided_at, decision.pk))
+        return {"decisions": [(decision, timeline.verdict(decision), values.shown(decision.data)) for decision in made]}
+
+    @admin.display(description=gettext_lazy("shows"))
+    def what_is_shown(self, gate: Wait) -> SafeString:
+        return values.shown((gate.approval or {}).get("show"))
+
+    @admin.display(description=gettext_lazy("who may decide"))
+    def audience_told(self, gate: Wait) -> SafeString:
+        lines = [*in_words(Audience.loads(gate.audience))]
+        if (gate.approval or {}).get("exclude_requester"):
+            lines.append(_("but not the one who asked"))
+        return format_html_join("", "<div>{}</div>", ((line,) for line in lines))
+
+    # ── approve and reject: the page that decides is in ``deciding`` ──
+
+    @admin.display(description=gettext_lazy("Approve"))
+    def finoflow_approve(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """The page that asks whether to approve one gate, and its POST."""
+        return self.decide_one(request, pk, True)
+
+    @admin.display(description=gettext_lazy("Reject"))
+    def finoflow_reject(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """The page that asks whether to reject one gate, and its POST."""
+        return self.decide_one(request, pk, False)
+
+    @on_change_form_too(permissions=["decide"], description=gettext_lazy("Approve selected %(verbose_name_plural)s"))
+    def finoflow_approve_selected(self, request: HttpRequest, queryset: QuerySet) -> HttpResponse:
+        """Lead to the page that asks whether to approve the chosen gates."""
+        return self.ask_many(request, queryset, True)
+
+    @on_change_form_too(permissions=["decide"], description=gettext_lazy("Reject selected %(verbose_name_plural)s"))
+    def finoflow_reject_selected(self, request: HttpRequest, queryset: QuerySet) -> HttpResponse:
+        """Lead to the page that asks whether to reject the chosen gates."""
+        return self.ask_many(request, queryset, False)
+
+    def finoflow_approve_many(self, request: HttpRequest) -> HttpResponse:
+        """The POST of the page that asked whether to approve several gates."""
+        return self.decide_many(request, True)
+
+    def finoflow_reject_many(self, request: HttpRequest) -> HttpResponse:
+        """The POST of the page that asked whether to reject several gates."""
+        return self.decide_many(request, False)
+
+    finoflow_approve.url_path = "approve"  # type: ignore[attr-defined]
+    finoflow_reject.url_path = "reject"  # type: ignore[attr-defined]
+    finoflow_approve_many.url_path = "approve"  # type: ignore[attr-defined]
+    finoflow_reject_many.url_path = "reject"  # type: ignore[attr-defined]
+
+
+def in_words(audience: Audience) -> list[str]:
+    """Return who is in an audience, a line each; each line narrows it."""
+    named = [_("members of %s") % group for group in audience.groups] + [str(user) for user in audience.users]
+    permission = audience.permission or ("" if named else DEFAULT_PERMISSION)
+    lines = [_("holders of the permission %s") % permission] if permission else []
+    return lines + ([_(" or ").join(named)] if named else [])

@@ -1,0 +1,86 @@
+"""System checks: what would go wrong later, said at start.
+
+``finoflow.E001``: a setting in ``FINOFLOW`` cannot be. On SQLite files only: ``finoflow.W001`` (transactions that do
+not take the write lock at once) and ``finoflow.W002`` (no write-ahead log), which make a web process and a worker wait
+for each other until "database is locked". ``finoflow.W003``: the order of two apps changes the host's own admin pages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from django.apps import apps
+from django.core import checks
+from django.db import connections
+
+from . import conf
+
+SNIPPET = (
+    'DATABASES["%(alias)s"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", '
+    '"init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"}'
+)
+
+WAL_COMMAND = re.compile(r"journal_mode\s*[=(]\s*['\"]?wal\b", re.IGNORECASE)
+
+
+@checks.register("finoflow")
+def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Report what ``conf`` finds wrong."""
+    return [checks.Error(problem, id="finoflow.E001") for problem in conf.problems()]
+
+
+@checks.register("finoflow")
+def check_sqlite(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Recommend the options that let a web process and a worker share an SQLite file. Opens no connection."""
+    if conf.problems():
+        return []
+    alias = conf.database()
+    connection = connections[alias]
+    if connection.vendor != "sqlite" or _in_memory(str(connection.settings_dict["NAME"])):
+        return []
+    options = connection.settings_dict.get("OPTIONS") or {}
+    hint = SNIPPET % {"alias": alias}
+    found: list[checks.CheckMessage] = []
+    if str(options.get("transaction_mode") or "").upper() not in ("IMMEDIATE", "EXCLUSIVE"):
+        text = f'The SQLite database {alias!r} does not begin transactions with the write lock: "database is locked".'
+        found.append(checks.Warning(text, hint=hint, id="finoflow.W001"))
+    if not WAL_COMMAND.search(str(options.get("init_command") or "")) and not _is_wal(connection.settings_dict["NAME"]):
+        text = (
+            f"The SQLite database {alias!r} has no write-ahead log: those who read and those who write stop each other."
+        )
+        found.append(checks.Warning(text, hint=hint, id="finoflow.W002"))
+    return found
+
+
+@checks.register("finoflow")
+def check_app_order(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn of ``admin_actions`` before the admin. It need not be listed at all."""
+    names = [config.name for config in apps.get_app_configs()]
+    if "admin_actions" not in names or "django.contrib.admin" not in names:
+        return []
+    if names.index("admin_actions") > names.index("django.contrib.admin"):
+        return []
+    return [
+        checks.Warning(
+            "admin_actions comes before django.contrib.admin: its templates replace two of Django's for every model.",
+            hint='In INSTALLED_APPS put "admin_actions" behind "django.contrib.admin", or take it out: finoflow needs '
+            "only the package.",
+            id="finoflow.W003",
+        )
+    ]
+
+
+def _in_memory(name: str) -> bool:
+    return name == "" or ":memory:" in name or "mode=memory" in name
+
+
+def _is_wal(name: str | Path) -> bool:
+    """Whether the file says that it has a write-ahead log: that mode is kept in it, in two bytes of its header."""
+    try:
+        with open(str(name).removeprefix("file:").partition("?")[0], "rb") as file:
+            return file.read(20)[18:20] == b"\x02\x02"
+    except OSError:
+        return False
