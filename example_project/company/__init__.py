@@ -1,0 +1,1 @@
+"""A small company's Django project, with one app: expenses."""

@@ -1,0 +1,292 @@
+"""The example project, run as a newcomer runs it: from a copy of its folder, as processes of their own.
+
+``demo`` is run twice for all tests here, and what it printed is judged. Money is compared as ``Decimal``, to the cent.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests import databases
+from tests.processes import ROOT
+
+EXAMPLE = ROOT / "example_project"
+CLAIMS = EXAMPLE / "expenses.csv"
+COLUMNS = 6  # of numbers in the table of outcomes: claims, four currencies, and all in EUR
+
+
+@dataclass(frozen=True)
+class Project:
+    """A copy of the example's folder, and the environment in which its commands run."""
+
+    folder: Path
+    env: dict[str, str]
+
+    def manage(self, *arguments: str) -> str:
+        """Run ``manage.py`` and return what it printed; fail with that unless the exit code is 0."""
+        return self._python(str(self.folder / "manage.py"), *arguments)
+
+    def run_code(self, source: str, *arguments: str) -> str:
+        """Run Python source in a process with Django set up, and return what it printed."""
+        return self._python("-c", "import django; django.setup()\n" + textwrap.dedent(source), *arguments)
+
+    def _python(self, *arguments: str) -> str:
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not done.stderr
+        return done.stdout
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What ``demo`` printed, the first time and the second."""
+
+    project: Project
+    first: str
+    second: str
+
+
+@pytest.fixture(scope="module")
+def database_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An empty database, as the example is told of it."""
+    if databases.chosen() == "sqlite":
+        yield f"sqlite:///{tmp_path_factory.mktemp('database') / 'example.sqlite3'}"
+        return
+    import psycopg
+
+    server, name = os.environ["FINOFLOW_TEST_POSTGRES"], f"test_finoflow_example_{os.getpid()}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+        yield urlsplit(server)._replace(path=f"/{name}").geturl()
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="module")
+def project(database_url: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    folder = tmp_path_factory.mktemp("copy") / "example_project"
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("*.sqlite3*", "__pycache__"))
+    env = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "company.settings",
+        "EXAMPLE_DATABASE_URL": database_url,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "error",
+    }
+    return Project(folder, env)
+
+
+@pytest.fixture(scope="module")
+def demo(project: Project) -> Demo:
+    return Demo(project, project.manage("demo"), project.manage("demo"))
+
+
+def outcomes(printed: str) -> dict[str, list[Decimal]]:
+    """Return the numbers of each row of the table of outcomes, by the row's name."""
+    found = {}
+    for line in printed.splitlines():
+        words = line.replace(",", "").split()
+        try:
+            numbers = [Decimal(word) for word in words[-COLUMNS:]]
+        except ArithmeticError:
+            continue
+        if len(words) > COLUMNS:
+            found[" ".join(words[:-COLUMNS])] = numbers
+    return found
+
+
+def numbers(printed: str, *words: str) -> list[Decimal]:
+    """Return the numbers in the one line of ``printed`` that has all these words."""
+    [line] = [line for line in printed.splitlines() if all(word in line for word in words)]
+    plain = line.replace(",", "").replace(";", " ").split()
+    return [Decimal(word) for word in plain if word.replace(".", "").isdecimal()]
+
+
+def test_every_row_of_the_file_is_accounted_for(demo: Demo) -> None:
+    rows, started, known, refused = numbers(demo.first, "expenses.csv:")
+    with CLAIMS.open(encoding="utf-8", newline="") as file:
+        assert rows == len(list(csv.reader(file))) - 1
+    assert rows == started + known + refused
+    assert (known, refused) == (2, len(REFUSED))
+
+
+def test_the_outcomes_add_up_in_claims_and_in_every_currency(demo: Demo) -> None:
+    table = outcomes(demo.first)
+    everything = table.pop("all")
+    assert [sum(column) for column in zip(*table.values(), strict=True)] == everything
+    assert everything[0] == numbers(demo.first, "expenses.csv:")[1]
+    assert set(table) == {
+        "paid",
+        "rejected by policy",
+        "rejected by manager",
+        "rejected by finance",
+        "expired",
+        "waiting for receipt",
+        "waiting for manager",
+        "waiting for finance",
+    }
+
+
+def test_the_ledger_holds_each_paid_claim_once_and_their_sum_to_the_cent(demo: Demo) -> None:
+    claims, *_, eur = outcomes(demo.first)["paid"]
+    assert numbers(demo.first, "payments, EUR") == [claims, eur, claims]
+    ledger = demo.project.run_code("""
+        from expenses.models import Payment
+        for payment in Payment.objects.all():
+            print(payment.claim, payment.amount_eur)
+    """)
+    payments = dict(line.split() for line in ledger.splitlines())
+    assert len(payments) == len(ledger.splitlines()) == claims
+    assert sum(map(Decimal, payments.values())) == eur
+
+
+REFUSED = {
+    33: 'the date "31.09.2026" cannot be read',
+    47: 'the amount "-120.00" is not more than nothing',
+    61: 'the amount "1,2O0.00" cannot be read',
+    68: 'the currency "DKK" is none of EUR, USD, GBP, CHF',
+    80: 'the employee "j.meyer" is unknown',
+    98: "it has 6 cells instead of 9",
+    113: 'the amount "" cannot be read',
+    125: "it has no claim number",
+    139: 'the category "gifts" is none of meals, entertainment, taxi, travel, hotel, equipment, training',
+    151: 'the receipt "at home" is none of yes, no',
+    172: 'the amount "1.234.56" cannot be read',
+    187: 'the date "10/23/2026" cannot be read',
+    194: "claim C-1089 was filed before with other contents",
+    201: "it has 10 cells instead of 9",
+}
+
+
+def test_rows_that_are_no_claims_are_reported_with_line_and_reason_and_kept_as_they_were(demo: Demo) -> None:
+    reported = [line.strip() for line in demo.first.splitlines() if line.startswith("  line ")]
+    assert reported == [f"line {line}: {reason}" for line, reason in REFUSED.items()]
+    kept = demo.project.run_code("""
+        import json
+        from expenses.models import RefusedRow
+        print(json.dumps(list(RefusedRow.objects.values_list("line", "reason", "cells"))))
+    """)
+    with CLAIMS.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))
+    assert json.loads(kept) == [[line, reason, rows[line - 1]] for line, reason in REFUSED.items()]
+
+
+def test_nobody_approves_their_own_claim(demo: Demo) -> None:
+    assert "maria tries to approve C-1025 of maria: refused (excluded)" in demo.first
+    answered_by = demo.project.run_code("""
+        from django_finoflow.models import Decision
+        for decision in Decision.objects.filter(wait__execution__requester__username="maria"):
+            print(decision.user_name)
+    """)
+    assert answered_by.split() == ["jonas", "jonas"]
+
+
+def test_a_second_demo_starts_nothing_and_pays_nothing(demo: Demo) -> None:
+    rows, _, _, refused = numbers(demo.first, "expenses.csv:")
+    assert numbers(demo.second, "expenses.csv:") == [rows, 0, rows - refused, refused]
+    assert numbers(demo.second, "payments, EUR")[-1] == 0
+    assert outcomes(demo.second) == outcomes(demo.first)
+
+
+def test_no_run_of_the_example_fails_or_is_stuck(demo: Demo) -> None:
+    statuses = demo.project.run_code("""
+        from django_finoflow.models import Execution
+        print(*Execution.objects.order_by("status").values_list("status", flat=True).distinct())
+    """)
+    assert statuses.split() == ["done", "waiting"]
+
+
+def test_gates_are_left_open_for_the_admin(demo: Demo) -> None:
+    table = outcomes(demo.first)
+    for_managers, for_finance = numbers(demo.first, "wait for a manager")
+    assert for_managers == table["waiting for manager"][0] > 0
+    assert for_finance == table["waiting for finance"][0] > 0
+
+
+def test_the_example_follows_what_the_system_checks_recommend(demo: Demo) -> None:
+    demo.project.manage("check", "--fail-level", "WARNING")
+    demo.project.manage("makemigrations", "--check", "--dry-run")
+
+
+NEW_STEP = '    ctx.step("reserve", lambda: f"budget for {claim.category}")\n'
+
+APPROVE_ONE = """
+from django.contrib.auth.models import User
+from django_finoflow import decide
+from django_finoflow.models import Wait
+gate = Wait.objects.gates().open().filter(name="manager").first()
+run_id = gate.execution.run_id
+decide(run_id, "manager", user=User.objects.get(username="jonas"), approved=True, wait=gate)
+print(run_id)
+"""
+
+SHOW_RUN = """
+import sys
+from django_finoflow import get_run
+from expenses.models import Payment
+run = get_run(sys.argv[1])
+print(run.status, run.result["outcome"], Payment.objects.filter(run_id=run.run_id).count())
+print(*(step.id for step in run.snapshot().steps))
+"""
+
+
+def test_a_step_added_after_a_parked_gate_is_run_when_the_approval_comes(demo: Demo, tmp_path: Path) -> None:
+    deployed = Project(tmp_path / "example_project", demo.project.env)
+    shutil.copytree(demo.project.folder, deployed.folder, ignore=shutil.ignore_patterns("__pycache__"))
+    workflows = deployed.folder / "expenses" / "workflows.py"
+    before_pay, pay = workflows.read_text().split("    # Atomic:")
+    workflows.write_text(f"{before_pay}{NEW_STEP}    # Atomic:{pay}")
+
+    run_id = deployed.run_code(APPROVE_ONE).strip()
+    deployed.manage("finoflow_worker", "--drain")
+
+    ended, steps = deployed.run_code(SHOW_RUN, run_id).splitlines()
+    assert ended == "done paid 1"
+    assert steps.split() == ["convert", "check", "manager", "reserve", "pay", "notify"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "amount"),
+    [
+        ("7", "7.00"),
+        ("12.5", "12.50"),
+        ("12,50", "12.50"),
+        ("1234.56", "1234.56"),
+        ("1,234.56", "1234.56"),
+        ("1.234,56", "1234.56"),
+        ("1'234.56", "1234.56"),
+        ("1 234,56", "1234.56"),
+        ("1.234", "1234.00"),
+        ("1,234,567", "1234567.00"),
+    ],
+)
+def test_an_amount_is_one_value_however_it_is_typed(monkeypatch: pytest.MonkeyPatch, typed: str, amount: str) -> None:
+    monkeypatch.syspath_prepend(EXAMPLE)
+    from expenses.claims import parse
+
+    claim = parse(["C-1", "14.09.2026", " Anna ", typed, "eur", "Meals", "No", "Café", ""])
+    assert str(claim.amount) == amount
+    assert (claim.spent_on, claim.employee, claim.currency) == (date(2026, 9, 14), "anna", "EUR")
+
+
+@pytest.mark.parametrize("typed", ["", "0", "-5", "1.234.56", "1,23,456", "12,345.678", "1e3", "12 EUR", "NaN"])
+def test_an_amount_that_leaves_doubt_is_refused(monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
+    monkeypatch.syspath_prepend(EXAMPLE)
+    from expenses.claims import BadRow, parse
+
+    with pytest.raises(BadRow, match=f'the amount "{typed}"'):
+        parse(["C-1", "14.09.2026", "anna", typed, "EUR", "meals", "no", "Café", ""])
