@@ -1,4 +1,4 @@
-"""Run the tests once for each database: ``python -m tests [arguments for pytest]``.
+"""Run the tests once for each database, side by side: ``python -m tests [arguments for pytest]``.
 
 PostgreSQL is the server that ``FINOFLOW_TEST_POSTGRES`` names, or else one that is started for this run only.
 ``FINOFLOW_TEST_DATABASE`` restricts the run to one database. A database that cannot be had counts as one skipped, or as
@@ -14,12 +14,15 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 from tests import databases
 from tests.processes import ROOT
 
+RUNNING: list[subprocess.Popen[str]] = []
 NO_TESTS = 5  # pytest's exit code when nothing was selected
 
 
@@ -44,9 +47,11 @@ class Result:
 
 def main(arguments: list[str]) -> int:
     """Run on every database, print the summary, and return the exit code."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that our server is stopped, too
+    signal.signal(signal.SIGTERM, stop)
     asked = os.environ.get("FINOFLOW_TEST_DATABASE")
-    results = [run(name, arguments) for name in databases.NAMES if asked in (None, "", name)]
+    wanted = [name for name in databases.NAMES if asked in (None, "", name)]
+    with ThreadPoolExecutor() as pool:  # they wait for processes more than they compute
+        results = list(pool.map(lambda name: run(name, arguments), wanted))
     passed, failed = sum(r.passed for r in results), sum(r.failed for r in results)
     skipped = sum(r.skipped.total() for r in results)
     print("\nSummary")
@@ -59,14 +64,20 @@ def main(arguments: list[str]) -> int:
     return 1 if failed or not passed else 0
 
 
+def stop(*_: object) -> None:
+    """End the test processes, so that our server is stopped, too, and nothing is left behind."""
+    for process in RUNNING:
+        process.terminate()
+    sys.exit(128 + signal.SIGTERM)
+
+
 def run(name: str, arguments: list[str]) -> Result:
     """Run pytest on one database, or say why not."""
-    print(f"\nTests on {name}", flush=True)
     try:
         with databases.reachable(name) as env:
             return pytest(name, arguments, env)
     except databases.Unreachable as why:
-        print(f"not run: {why}", flush=True)
+        print(f"{name:<11}| not run: {why}", flush=True)
         if os.environ.get("FINOFLOW_TEST_DATABASE") or os.environ.get("FINOFLOW_TEST_POSTGRES"):
             return Result(name, failed=1, remark=f"1 failed: it was asked for and cannot be had, {why}")
         return Result(name, skipped=Counter({f"the whole database, {why}": 1}))
@@ -78,7 +89,11 @@ def pytest(name: str, arguments: list[str], env: dict[str, str]) -> Result:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "pytest", *arguments]
         env = {**os.environ, **env, "FINOFLOW_TEST_REPORT": str(report)}
-        code = subprocess.run(command, cwd=ROOT, env=env).returncode
+        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=PIPE, stderr=STDOUT, text=True)
+        RUNNING.append(process)
+        for line in process.stdout or ():
+            print(f"{name:<11}| {line}", end="", flush=True)
+        code = process.wait()
         counts = json.loads(report.read_text()) if report.exists() else {}
     result = Result(name, **{**counts, "skipped": Counter(counts.get("skipped"))})
     if code not in (0, NO_TESTS) and not result.failed:
