@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .approval import Approval
+from .builder import Workflow
 from .exceptions import (
     AlreadySignalled,
     CheckpointRefused,
@@ -50,7 +51,20 @@ from .retry import Retry
 from .workflow import activity, workflow
 
 if TYPE_CHECKING:
-    from .api import cancel, decide, delete_run, get_run, list_runs, retry_run, signal, start, wait_for_end, watch_run
+    from .api import (
+        abandon_compensation,
+        cancel,
+        decide,
+        delete_run,
+        get_run,
+        list_runs,
+        resume_compensation,
+        retry_run,
+        signal,
+        start,
+        wait_for_end,
+        watch_run,
+    )
     from .attempt import current_step
     from .snapshots import RunResult, RunState
 
@@ -58,11 +72,13 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "api": (
+        "abandon_compensation",
         "cancel",
         "decide",
         "delete_run",
         "get_run",
         "list_runs",
+        "resume_compensation",
         "retry_run",
         "signal",
         "start",
@@ -105,7 +121,9 @@ __all__ = [
     "UnknownSignal",
     "UnknownWorkflow",
     "ValidationFailed",
+    "Workflow",
     "WorkflowError",
+    "abandon_compensation",
     "activity",
     "cancel",
     "current_step",
@@ -113,6 +131,7 @@ __all__ = [
     "delete_run",
     "get_run",
     "list_runs",
+    "resume_compensation",
     "retry_run",
     "signal",
     "start",

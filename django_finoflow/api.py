@@ -7,39 +7,45 @@ stays usable.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from django.db import transaction
 
 from . import conf, history, starting, waits
+from .attempt import refuse_within
 from .decisions import decide
-from .exceptions import RunLive, RunNotFound
+from .exceptions import RunLive, RunNotFound, RunNotResumable
+from .graph import walk
 from .inline import resume, run
 from .models import Execution, Signal
 from .names import check_signal_name
-from .reading import find_run, get_run, list_runs, progress, snapshot, wait_for_end, watch_run
+from .reading import check_run_id, find_run, get_run, list_runs, snapshot, wait_for_end, watch_run
 from .statuses import RunStatus, StuckReason
 from .workflow import Definition
 
 __all__ = [
+    "abandon_compensation",
     "cancel",
     "decide",
     "delete_run",
     "get_run",
     "list_runs",
     "resume",
+    "resume_compensation",
     "retry_run",
     "run",
     "signal",
     "snapshot",
     "start",
     "wait_for_end",
+    "walk",
     "watch_run",
 ]
 
 
 def start(
-    workflow: Definition | str,
+    workflow_id: Definition | str,
     input: Any = None,
     *,
     run_id: str | None = None,
@@ -52,7 +58,7 @@ def start(
     """Insert a run; a worker drives it once the transaction has committed.
 
     Args:
-        workflow: the workflow, or its id (its newest version is taken).
+        workflow_id: the workflow's id (its newest version is taken), or the workflow.
         input: what the body gets, validated by the workflow's ``input_schema`` before a row exists.
         run_id: the run's id, up to 128 characters; default: a random one.
         key: makes starting idempotent: a second start of this workflow with the same key returns the first one's run.
@@ -74,7 +80,7 @@ def start(
         KeyConflict: the ``key`` is in use for another input; nothing was changed.
     """
     return starting.begin(
-        workflow, input, run_id=run_id, key=key, requester=requester, queue=queue, priority=priority, at=at
+        workflow_id, input, run_id=run_id, key=key, requester=requester, queue=queue, priority=priority, at=at
     )
 
 
@@ -105,9 +111,11 @@ def cancel(run_id: str) -> bool:
 
     Raises:
         RunNotFound: no run has that id.
+        CheckpointRefused: an atomic step of that very run asked for it.
     """
+    refuse_within(run_id, "cancel")
     with transaction.atomic(using=conf.database()):
-        return _cancel_locked(_locked(run_id))
+        return waits.cancel(_locked(run_id))
 
 
 def retry_run(run_id: str) -> Execution:
@@ -125,41 +133,86 @@ def retry_run(run_id: str) -> Execution:
     return find_run(run_id)
 
 
+def resume_compensation(run_id: str) -> Execution:
+    """Try the compensation that failed again, and go on with the unwinding behind it (rule C3). A worker does it.
+
+    Returns:
+        The run's row as it stands then.
+
+    Raises:
+        RunNotFound: no run has that id.
+        RunNotResumable: its unwinding is not stuck.
+    """
+    with transaction.atomic(using=conf.database()):
+        history.go_on_unwinding(_stuck_unwinding(run_id))
+    return find_run(run_id)
+
+
+def abandon_compensation(run_id: str) -> Execution:
+    """Give up an unwinding that is stuck: what has no outcome yet is skipped, and the run ends as ``error`` (rule C3).
+
+    Returns:
+        The run's row as it stands then; its ``rollback`` is ``stuck``.
+
+    Raises:
+        RunNotFound: no run has that id.
+        RunNotResumable: its unwinding is not stuck.
+    """
+    with transaction.atomic(using=conf.database()):
+        history.abandon_unwinding(_stuck_unwinding(run_id))
+    return find_run(run_id)
+
+
 def delete_run(run_id: str, force: bool = False) -> bool:
-    """Delete a run with all its rows.
+    """Delete a run with all its rows and its children. A parent that waits for it learns that it was cancelled.
 
     Args:
         run_id: the run.
-        force: whether a run that has not ended may be deleted too.
+        force: whether a run that has not ended, or has a child that has not, may be deleted too.
 
     Returns:
         Whether there was such a run.
 
     Raises:
-        RunLive: it has not ended, and ``force`` was not given.
+        RunLive: it, or a child of it, has not ended, and ``force`` was not given.
     """
+    refuse_within(run_id, "delete")
     with transaction.atomic(using=conf.database()):
-        found = Execution.objects.filter(run_id=run_id).locked()
-        if found is None:
+        try:
+            found = _locked(run_id)
+        except RunNotFound:
             return False
-        if not found.is_over and not force:
-            raise RunLive(f"Run {run_id} is {found.status}: cancel it first, or pass force=True.")
+        for run in [found, *_locked_children(found)]:
+            if not run.is_over and not force:
+                raise RunLive(f"Run {run.run_id} is {run.status}: cancel it first, or pass force=True.")
+        if not found.is_over:
+            history.cancelled(found)
         found.delete()
         return True
 
 
+def _locked_children(run: Execution) -> Iterator[Execution]:
+    """Lock all that go with a locked run, so that nobody who drives one meets its deletion half-way."""
+    for pk in run.children.order_by("pk").values_list("pk", flat=True):
+        if (child := Execution.objects.filter(pk=pk).locked()) is not None:
+            yield child
+            yield from _locked_children(child)
+
+
+def _stuck_unwinding(run_id: str) -> Execution:
+    found = _locked(run_id)
+    if found.status != RunStatus.STUCK or found.stuck_reason != StuckReason.COMPENSATION_FAILED:
+        raise RunNotResumable(
+            f"Run {run_id} is {found.status}; only an unwinding that is stuck can be resumed or abandoned."
+        )
+    return found
+
+
 def _locked(run_id: str) -> Execution:
+    check_run_id(run_id)
+    # Parents before children, everywhere. Nothing is read before the first lock (see ``locked``).
+    Execution.objects.filter(pk__in=Execution.objects.filter(run_id=run_id).values("parent_id")).locked()
     found = Execution.objects.filter(run_id=run_id).locked()
     if found is None:
         raise RunNotFound(f"There is no run {run_id!r}.")
     return found
-
-
-def _cancel_locked(run: Execution) -> bool:
-    unwinding = run.status == RunStatus.COMPENSATING or run.stuck_reason == StuckReason.COMPENSATION_FAILED
-    if run.is_over or unwinding:
-        return False
-    history.cancelled(run, **progress(run))
-    for child in run.children.live().order_by("pk"):
-        _cancel_locked(_locked(child.run_id))
-    return True

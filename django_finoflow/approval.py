@@ -39,7 +39,8 @@ class Audience(NamedTuple):
     @staticmethod
     def membership(user: Any) -> Collection[str]:
         """Return the names of the groups of ``user``, to ask ``admits`` about many gates with one query."""
-        return frozenset(user.groups.values_list("name", flat=True)) if user.pk else frozenset()
+        groups = getattr(user, "groups", None)
+        return frozenset(groups.values_list("name", flat=True)) if user.pk and groups is not None else frozenset()
 
     def admits(self, user: Any, membership: Collection[str] | None = None) -> bool:
         """Whether ``user`` is in this audience (rule A2). Exclusions are not its matter.
@@ -50,20 +51,16 @@ class Audience(NamedTuple):
         """
         if not user.is_active:
             return False
-        if user.is_superuser:
+        if getattr(user, "is_superuser", False):
             return True
         named = bool(self.groups or self.users)
         permission = self.permission or ("" if named else DEFAULT_PERMISSION)
         if permission and not user.has_perm(permission):
             return False
-        if not named or user.get_username() in self.users:
+        if not named or str(user.get_username()) in self.users:
             return True
         groups = self.membership(user) if membership is None else membership
-        return (
-            not groups.isdisjoint(self.groups)
-            if isinstance(groups, frozenset)
-            else any(g in groups for g in self.groups)
-        )
+        return any(group in groups for group in self.groups)
 
 
 class Question(NamedTuple):
@@ -101,6 +98,8 @@ class Approval:
     on_reject: str = "continue"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.exclude_requester, bool):
+            raise DefinitionError(f"Approval(exclude_requester={self.exclude_requester!r}): it is True or False.")
         _check_choice("require_reason", self.require_reason, REASONS)
         _check_choice("on_reject", self.on_reject, REJECTIONS)
         _check_names("groups", self.groups)
@@ -124,6 +123,8 @@ class Approval:
             )
         users = self.users(ctx) if callable(self.users) else self.users
         _check_names("users", users)
+        if callable(self.users) and not users and not self.groups:
+            raise DefinitionError(f'Gate "{name}": users(ctx) found nobody, and no groups are given. Who shall decide?')
         snapshot = {
             "title": str(_given(self.title, ctx) or name),
             "show": self._shown(ctx),

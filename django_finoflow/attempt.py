@@ -8,10 +8,11 @@ import weakref
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from . import clock, payloads
-from .exceptions import FinoflowError
+from .exceptions import CheckpointRefused, FinoflowError
 
 POLL = 0.05
 
@@ -73,10 +74,15 @@ class Attempt:
     run_id: str
     step_id: str
     attempt: int
-    idempotency_key: str
     deadline: datetime | None
     abort: Abort
+    place: tuple[str, int, str] = field(repr=False)
+    atomic: bool = field(default=False, repr=False)
     changes: dict[str, str | None] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def idempotency_key(self) -> str:
+        return idempotency_key(self.run_id, *self.place)
 
     def state_patch(self) -> str | None:
         """Return what the body changed in ``ctx.state``, as the JSON text to record."""
@@ -100,6 +106,17 @@ def current_step() -> Attempt:
     if attempt is None:
         raise FinoflowError("current_step() is there only inside a step's body.")
     return attempt
+
+
+def refuse_within(run_id: str, what: str) -> None:
+    """Refuse to do ``what`` to a run in a transaction that only commits if the run is left alone.
+
+    Raises:
+        CheckpointRefused: an atomic step of that very run is being run.
+    """
+    attempt = current_attempt.get()
+    if attempt is not None and attempt.atomic and attempt.run_id == run_id:
+        raise CheckpointRefused(f"An atomic step cannot {what} its own run: it would take itself back. Do it outside.")
 
 
 def idempotency_key(run_id: str, branch: str, index: int, step_id: str) -> str:

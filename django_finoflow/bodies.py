@@ -17,8 +17,9 @@ from django.db import DatabaseError, connections, transaction
 
 from . import clock, conf
 from .attempt import Attempt, current_attempt
-from .drive import in_test_case
-from .exceptions import StepTimeout
+from .drive import drop_connection, in_test_case, is_open_transaction
+from .exceptions import CheckpointRefused, StepTimeout
+from .stops import is_interrupt
 
 
 class Overtaken(BaseException):
@@ -86,6 +87,25 @@ class Race:
         return outcome
 
 
+class NoRace(Race):
+    """What a body without a deadline runs in: nobody else is there."""
+
+    def __init__(self) -> None:
+        pass
+
+    def win(self, runner: str) -> bool:
+        return True
+
+    def reopen(self) -> bool:
+        return True
+
+    def finish(self, outcome: Outcome) -> Outcome:
+        return outcome
+
+
+NO_RACE = NoRace()
+
+
 def run(once: Callable[[Race], Outcome], attempt: Attempt, timeout: float | None) -> Outcome:
     """Run a step's body once and return its outcome.
 
@@ -95,7 +115,7 @@ def run(once: Callable[[Race], Outcome], attempt: Attempt, timeout: float | None
         timeout: seconds until the deadline; None: no deadline.
     """
     if timeout is None:
-        return _called(once, Race(), attempt)
+        return _called(once, NO_RACE, attempt)
     if in_test_case():
         return _judged_afterwards(once, attempt, timeout)
     race = Race()
@@ -105,6 +125,22 @@ def run(once: Callable[[Race], Outcome], attempt: Attempt, timeout: float | None
         return _timed_out(attempt, timeout)
     race.over.wait()
     return race.outcome or _timed_out(attempt, timeout)
+
+
+def plain(body: Callable[[], Outcome], race: Race) -> Outcome:
+    """Call a body that records nothing itself, and return what came of it."""
+    try:
+        with mended_test_case():
+            outcome = body()
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        outcome = Outcome(error=error)
+    if is_open_transaction():
+        drop_connection()
+        text = "The body left a transaction open, so what it wrote there is lost. Use atomic=True, or a with block."
+        outcome = Outcome(error=CheckpointRefused(text))
+    return race.finish(outcome)
 
 
 def _called(once: Callable[[Race], Outcome], race: Race, attempt: Attempt) -> Outcome:

@@ -1,8 +1,10 @@
 """System checks: what would go wrong later, said at start.
 
-``finoflow.E001``: a setting in ``FINOFLOW`` cannot be. On SQLite files only: ``finoflow.W001`` (transactions that do
-not take the write lock at once) and ``finoflow.W002`` (no write-ahead log), which make a web process and a worker wait
-for each other until "database is locked". ``finoflow.W003``: the order of two apps changes the host's own admin pages.
+Errors: ``finoflow.E001`` a setting in ``FINOFLOW`` cannot be; ``finoflow.E002`` a builder workflow cannot work;
+``finoflow.E003`` ``USE_TZ`` is off; ``finoflow.E004`` the database is not supported. Warnings: on SQLite files
+``finoflow.W001`` (transactions that do not take the write lock at once) and ``finoflow.W002`` (no write-ahead log),
+which make a web process and a worker wait for each other until "database is locked"; ``finoflow.W003`` the order of two
+apps changes the host's own admin pages; ``finoflow.W004`` something in a builder workflow is odd.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from django.apps import apps
+from django.conf import settings
 from django.core import checks
 from django.db import connections
 
-from . import conf
+from . import conf, registry
+from .claiming import DIALECTS
+from .exceptions import DefinitionError
 
 SNIPPET = (
     'DATABASES["%(alias)s"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", '
@@ -52,6 +57,38 @@ def check_sqlite(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[check
             f"The SQLite database {alias!r} has no write-ahead log: those who read and those who write stop each other."
         )
         found.append(checks.Warning(text, hint=hint, id="finoflow.W002"))
+    return found
+
+
+@checks.register("finoflow")
+def check_time_zones(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Refuse naive times: a deadline of another zone or season would be off by hours."""
+    if settings.USE_TZ:
+        return []
+    return [
+        checks.Error("django_finoflow needs USE_TZ = True: deadlines are moments, not wall times.", id="finoflow.E003")
+    ]
+
+
+@checks.register("finoflow")
+def check_database(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Refuse databases that runs cannot be kept in yet."""
+    if conf.problems() or connections[conf.database()].vendor in DIALECTS:
+        return []
+    text = f"Runs cannot be kept in {connections[conf.database()].display_name} yet; use {' or '.join(DIALECTS)}."
+    return [checks.Error(text, id="finoflow.E004")]
+
+
+@checks.register("finoflow")
+def check_workflows(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Seal every builder workflow, and report what is wrong or odd with it."""
+    found: list[checks.CheckMessage] = []
+    for definition in registry.all_definitions():
+        try:
+            definition.seal()
+        except DefinitionError as error:
+            found.append(checks.Error(str(error), id="finoflow.E002"))
+        found += [checks.Warning(text, id="finoflow.W004") for text in definition.warnings()]
     return found
 
 

@@ -6,25 +6,25 @@ and ``waits``; here are only the names that users see.
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from . import clock, durations, payloads, schemas, steps, waits
+from . import clock, durations, failures, history, payloads, schemas, steps, together, waits
 from .approval import Approval
 from .attempt import Abort
 from .drive import Drive
-from .exceptions import DefinitionError, GateRejected, SignalTimeout
+from .exceptions import DefinitionError, GateRejected, SignalTimeout, WorkflowError
 from .history import Place
-from .models import Execution, Wait
+from .models import Execution, Step, Wait
 from .names import check_name, check_signal_name
 from .retry import Retry
+from .starting import begin
 from .state import StateBag
-from .statuses import Outcome, StepKind
+from .statuses import Outcome, RunStatus, StepKind, StepStatus, WaitKind
 from .workflow import Activity, Definition
-
-ONCE = Retry(1)
 
 
 class Context:
@@ -75,6 +75,31 @@ class Context:
     def abort(self) -> Abort:
         return self._drive.abort
 
+    def signals(self) -> dict[str, Any]:
+        """Return the payloads of the signals that have come, by name; of several of one name the first."""
+        if self._drive.signals is None:
+            self._drive.signals = history.signals(self._drive.run)
+        return self._drive.signals
+
+    def results(self) -> dict[str, Any]:
+        """Return the results of the steps and child runs that are done, by name; of several of one name the last.
+
+        A turn of a loop, ``name:0``, is also there under its bare name.
+        """
+        recorded, found = self._drive.recorded, dict[str, Any]()
+        for place in sorted(recorded.checkpoints, key=lambda place: (place[1], place[0])):
+            checkpoint = recorded.at(place)
+            if isinstance(checkpoint, Wait) and checkpoint.kind == WaitKind.CHILD:
+                end = recorded.delivered.get(checkpoint.pk)
+                if end is not None and end.payload["status"] == RunStatus.DONE:
+                    found[checkpoint.name] = end.payload["result"]
+            elif isinstance(checkpoint, Step) and _has_result(checkpoint):
+                bare, colon, turn = checkpoint.step_id.rpartition(":")
+                found |= dict.fromkeys(
+                    [checkpoint.step_id, *([bare] if colon and turn.isdecimal() else [])], checkpoint.result
+                )
+        return found
+
     def step(
         self,
         id: str,
@@ -83,6 +108,7 @@ class Context:
         retry: Retry | int | None = None,
         timeout: Any = None,
         atomic: bool = False,
+        compensate: Callable[[Any], Any] | None = None,
     ) -> Any:
         """Call ``fn`` as a named checkpoint; once it is done it is never called again.
 
@@ -92,6 +118,7 @@ class Context:
             retry: attempts in all, or a ``Retry``; default: one.
             timeout: how long an attempt may take, a duration; None or 0: as long as it likes.
             atomic: whether the body's writes to the runs' database and the checkpoint commit together.
+            compensate: undoes the step should the run fail; called with one ``ctx`` (``compensation.UndoContext``).
 
         Returns:
             What ``fn`` returned, as it was stored.
@@ -102,7 +129,9 @@ class Context:
             DefinitionError: ``fn`` is async or no function, or an argument is not of its kind.
         """
         check_name(id, "step")
-        return self._take(id, StepKind.STEP, fn, fn, retry, ONCE, timeout, atomic)
+        return self.perform(
+            id, fn, retry=Retry.of(retry, steps.ONCE), timeout=timeout, atomic=atomic, compensate=compensate
+        )
 
     def call(
         self,
@@ -112,8 +141,9 @@ class Context:
         retry: Retry | int | None = None,
         timeout: Any = None,
         atomic: bool = False,
+        compensate: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Call an activity as a checkpoint; as ``step``, with the activity's own id, retry policy and schemas.
+        """Call an activity as a checkpoint; as ``step``, with the activity's own id, retry, schemas and compensator.
 
         Raises:
             ValidationFailed: the input does not satisfy the activity's ``input_schema``; it is the step's failure.
@@ -130,9 +160,25 @@ class Context:
                 given = schemas.rebuild(activity.input_schema, payloads.roundtrip(stored))
             return activity.fn(given, self)
 
-        default = activity.retry or ONCE
-        schema = activity.output_schema
-        return self._take(activity.id, StepKind.ACTIVITY, activity.fn, body, retry, default, timeout, atomic, schema)
+        undo = compensate or activity.compensate
+        return self.perform(
+            activity.id,
+            body,
+            kind=StepKind.ACTIVITY,
+            retry=Retry.of(retry, activity.retry or steps.ONCE),
+            timeout=timeout,
+            atomic=atomic,
+            compensate=undo,
+            output_schema=activity.output_schema,
+            # As it is now: a replay does not call what may change it.
+            step_input=copy.deepcopy(input) if undo else None,
+        )
+
+    def pivot(self) -> None:
+        """Pass the point of no return: a run that fails after it undoes nothing."""
+        self._drive.enter()
+        self._drive.pivoted = True
+        self._drive.undoables.clear()
 
     def sleep(self, id: str, duration: Any) -> None:
         """Park the run until ``duration`` has passed; a moment that is past does not park.
@@ -196,27 +242,53 @@ class Context:
         )
         return self._decided(*answer)
 
-    def _take(
-        self,
-        id: str,
-        kind: StepKind,
-        fn: Any,
-        body: Callable[[], Any],
-        retry: Any,
-        default: Retry,
-        timeout: Any,
-        atomic: bool,
-        output_schema: Any = None,
-    ) -> Any:
+    def perform(self, id: str, fn: Callable[[], Any], **options: Any) -> Any:
+        """Make a checkpoint of any kind, for ``step``, ``call`` and the builder; ``options`` as of ``steps.Call``."""
+        call = self._call(id, fn, **options)
+        return steps.take(self._drive, self._next(), call)
+
+    def perform_together(self, calls: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Make checkpoints side by side, each described by the arguments of ``perform``; return their results in order.
+
+        Raises:
+            Exception: what one of them raised; if several did, a ``FinoflowError`` that names them all.
+        """
+        wanted = [self._call(**call) for call in calls]
+        return together.take(self._drive, [self._next() for _call in wanted], wanted)
+
+    def sub_workflow(self, name: str, workflow_id: str, input: Any, *, timeout: Any = None) -> Any:
+        """Start another workflow as a child run, park until it has ended, and return its result.
+
+        Raises:
+            Exception: what failed the child.
+            SignalTimeout: it did not end in time, and was cancelled.
+            WorkflowError: it was cancelled.
+        """
+        durations.check(timeout)
+
+        def start(run_id: str) -> Execution:
+            return begin(workflow_id, input, run_id=run_id, parent=self._drive.run)
+
+        place = self._next()
+        wait, news = waits.for_child(self._drive, place, name, timeout, start)
+        if not self._drive.pivoted:
+            self._drive.undoables.append(wait)
+        if wait.outcome == Outcome.TIMED_OUT:
+            raise SignalTimeout(f'Sub-workflow "{name}" timed out after {waits.length(wait)}')
+        if news["status"] == RunStatus.ERROR:
+            raise failures.rebuild(news["error"])
+        if news["status"] != RunStatus.DONE:
+            raise WorkflowError(f'Sub-workflow "{name}", run {news["run_id"]}, was {news["status"]}.')
+        return news["result"]
+
+    def _call(self, id: str, fn: Any, *, kind: str = StepKind.STEP, timeout: Any = None, **options: Any) -> steps.Call:
         where = f'{kind} "{id}"'
-        if not callable(fn):
-            raise DefinitionError(f"{where}: give it a function to call, not {fn!r}.")
-        if inspect.iscoroutinefunction(fn):
-            raise DefinitionError(f"{where}: its function must be an ordinary def, not async.")
+        for what, function in {"it": fn, "compensate=": options.get("compensate")}.items():
+            if function is not None or what == "it":
+                _check_function(function, where, what)
         seconds = (durations.seconds(timeout) or None) if timeout is not None else None
         durations.check(seconds)
-        call = steps.Call(id, kind, body, Retry.of(retry, default), seconds, bool(atomic), output_schema)
-        return steps.take(self._drive, self._next(), call)
+        return steps.Call(id, StepKind(kind), fn, timeout=seconds, **options)
 
     def _next(self) -> Place:
         self._drive.enter()
@@ -231,13 +303,24 @@ class Context:
 
     def _decided(self, wait: Wait, payload: Any) -> Any:
         self._arrived(wait, payload)
-        rejected = isinstance(payload, dict) and payload.get("approved") is False
-        if rejected and (wait.approval or {}).get("on_reject") == "fail":
-            by = f" by {payload['by']}" if payload.get("by") else ""
-            why = f": {payload['reason']}" if payload.get("reason") else ""
+        answer = payload if isinstance(payload, dict) else {"approved": payload}
+        if answer.get("approved") is False and (wait.approval or {}).get("on_reject") == "fail":
+            by = f" by {answer['by']}" if answer.get("by") else ""
+            why = f": {answer['reason']}" if answer.get("reason") else ""
             raise GateRejected(f'Gate "{wait.name}" was rejected{by}{why}', payload)
         return payload
 
     def leftover(self) -> Any:
         """Return a checkpoint that the run has recorded and the body did not come to, if there is one."""
         return self._drive.recorded.after("", self._count)
+
+
+def _has_result(step: Step) -> bool:
+    return step.status == StepStatus.DONE and step.kind != StepKind.BRANCH
+
+
+def _check_function(fn: Any, where: str, what: str) -> None:
+    if not callable(fn):
+        raise DefinitionError(f"{where}: give {what} a function to call, not {fn!r}.")
+    if inspect.iscoroutinefunction(fn):
+        raise DefinitionError(f"{where}: the function of {what} must be an ordinary def, not async.")

@@ -10,11 +10,12 @@ from django.db import transaction
 from django.utils import formats, timezone
 from django.utils.translation import gettext as _
 
-from . import clock, conf, events, payloads, waits
+from . import clock, conf, events, names, payloads, waits
 from .approval import Audience
 from .exceptions import DecisionRefused, RunNotFound
 from .models import Decision, Execution, Wait
 from .names import check_name
+from .reading import check_run_id
 from .statuses import OPEN_TO_SIGNALS, Outcome
 
 
@@ -56,6 +57,9 @@ def decide(
     check_name(channel, "decide(channel=...)", longest=20)
     reason = (reason or "").strip()
     payloads.dumps([reason, data])
+    if names.why_not(name):
+        raise DecisionRefused(f"Run {run_id} has no gate {name!r}.", "not-a-gate")
+    check_run_id(run_id)
     with transaction.atomic(using=conf.database()):
         run = Execution.objects.filter(run_id=run_id).locked()
         if run is None:
@@ -193,7 +197,7 @@ def _record(run: Execution, gate: Wait, user: Any, approved: bool, reason: str, 
     decision = Decision.objects.create(
         wait=gate,
         user_id=user.pk,
-        user_name=user.get_username(),
+        user_name=str(user.get_username()),
         approved=approved,
         reason=reason,
         data=data,
@@ -203,13 +207,13 @@ def _record(run: Execution, gate: Wait, user: Any, approved: bool, reason: str, 
     )
     answer = {
         "approved": approved,
-        "by": user.get_username(),
+        "by": str(user.get_username()),
         "by_id": user.pk,
         "reason": reason,
         "data": data,
         "at": now,
     }
-    waits.accept(run, gate, gate.name, answer, sender=user.get_username())
+    waits.accept(run, gate, gate.name, answer, sender=str(user.get_username()))
     events.announce(
         events.gate_decided,
         using=conf.database(),
@@ -217,7 +221,7 @@ def _record(run: Execution, gate: Wait, user: Any, approved: bool, reason: str, 
         run_id=run.run_id,
         name=gate.name,
         approved=approved,
-        by=user.get_username(),
+        by=str(user.get_username()),
     )
     return decision
 

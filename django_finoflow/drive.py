@@ -11,15 +11,16 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from django.db import connections
+from django.db import Error, connections
 
-from . import conf, history
+from . import conf, history, schemas
 from .attempt import Abort, current_attempt
-from .exceptions import CheckpointRefused, DriveRefused
+from .exceptions import CheckpointRefused, DriveRefused, ValidationFailed
 from .history import History, Place
 from .models import Execution, Step, Wait
 from .state import StateBag
-from .stops import DriveStopped, Interrupted, LeaseLost, Mismatch
+from .statuses import RunStatus
+from .stops import DriveStopped, Exhausted, Interrupted, LeaseLost, Mismatch, WriteRefused
 from .trouble import insist
 
 logger = logging.getLogger("django_finoflow")
@@ -31,14 +32,25 @@ def in_test_case() -> bool:
     return bool(blocks) and bool(getattr(blocks[-1], "_from_testcase", False))
 
 
+def is_open_transaction() -> bool:
+    """Whether a transaction is open on the runs' database, other than a ``TestCase``'s."""
+    connection = connections[conf.database()]
+    return (connection.in_atomic_block or not connection.get_autocommit()) and not in_test_case()
+
+
+def drop_connection() -> None:
+    """Give up the runs' connection of this thread with whatever is open on it; the next use makes another."""
+    connections[conf.database()].close()
+    del connections[conf.database()]
+
+
 def refuse_open_transaction() -> None:
     """Refuse to drive where checkpoints would not be durable: inside the caller's transaction (rule D5).
 
     Raises:
         DriveRefused: a transaction is open, and it is not a ``TestCase``'s.
     """
-    connection = connections[conf.database()]
-    if (connection.in_atomic_block or not connection.get_autocommit()) and not in_test_case():
+    if is_open_transaction():
         raise DriveRefused(
             "A run cannot be driven inside an open transaction, because its checkpoints would not be durable. "
             "Leave the atomic block first, or use start() and let a worker drive it."
@@ -70,8 +82,17 @@ class Drive:
         self.stopping = stopping
         self.on_checkpoint = on_checkpoint
         self.bag = StateBag()
+        #: What can be undone, as the body comes to it; nothing any more once it has pivoted.
+        self.undoables: list[Any] = []
+        self.pivoted = False
+        #: Whether this drive only gathers what can be undone, and does nothing new.
+        self.unwinding = run.status == RunStatus.COMPENSATING
+        #: The payloads of the run's signals by name, if they have been asked for.
+        self.signals: dict[str, Any] | None = None
         self.current_step = ""
         self.stopped: DriveStopped | None = None
+        #: The context that the body got, once it has one.
+        self.ctx: Any = None
         self._thread = threading.get_ident()
 
     def enter(self) -> None:
@@ -87,8 +108,7 @@ class Drive:
             )
         if threading.get_ident() != self._thread:
             raise CheckpointRefused("A checkpoint was asked for in a thread that does not drive the run.")
-        connection = connections[conf.database()]
-        if (connection.in_atomic_block or not connection.get_autocommit()) and not in_test_case():
+        if is_open_transaction():
             raise CheckpointRefused(
                 "A checkpoint was asked for inside a transaction that the body opened: it would not be durable. "
                 "Do the writes in a step with atomic=True."
@@ -100,6 +120,11 @@ class Drive:
         """Stop the drive, before new work begins, if it is to end early."""
         if self.abort.is_set() or self.stopping():
             self.stop(Interrupted())
+
+    def leave_if_exhausted(self) -> None:
+        """Stop a drive that only gathers what can be undone, where something new would begin."""
+        if self.unwinding:
+            self.stop(Exhausted())
 
     def stop(self, reason: DriveStopped) -> NoReturn:
         """Stop the drive for ``reason``, now and at each further checkpoint."""
@@ -122,6 +147,8 @@ class Drive:
         except LeaseLost as lost:
             self.abort.set()
             self.stop(lost)
+        except Error as error:
+            self.stop(WriteRefused(error))
 
     def _pause_in_trouble(self, seconds: float) -> None:
         # A worker that only stops gracefully still stores what its steps have done; one that is out of grace does not
@@ -150,6 +177,17 @@ class Drive:
             )
         )
 
+    def rebuilt(self, schema: Any, stored: Any, what: str) -> Any:
+        """Return a recorded value as its schema gives it.
+
+        Raises:
+            Mismatch: the schema has changed since and refuses it; a deployment that takes it again lets the run go on.
+        """
+        try:
+            return schemas.rebuild(schema, stored)
+        except ValidationFailed as refused:
+            self.stop(Mismatch(f"The recorded {what} does not satisfy its schema any more: {refused}"))
+
     def store(self, checkpoint: Step | Wait) -> None:
         """Note a stored checkpoint, and tell whoever asked to be told."""
         self.recorded.add(checkpoint)
@@ -170,13 +208,13 @@ class Drive:
 
     def go_on(self) -> None:
         """Note that a waiting run has new work to do."""
-        if self.run.status == "waiting":
+        if self.run.status == RunStatus.WAITING:
             self.write(self._resume)
 
     def _resume(self) -> None:
         with history.fenced(self.run):
             history.resume(self.run)
-        self.run.status = "running"
+        self.run.status = RunStatus.RUNNING
 
 
 def kind_of(checkpoint: Step | Wait) -> str:

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from . import conf, failures, history, leases, payloads, registry, schemas
+from . import compensation, conf, failures, history, leases, payloads, registry, schemas
 from .attempt import Abort
 from .context import Context
-from .drive import Drive
-from .exceptions import FinoflowError
+from .drive import Drive, drop_connection, is_open_transaction
+from .exceptions import CheckpointRefused, FinoflowError
 from .history import History
 from .leases import Lease
 from .models import Execution
 from .statuses import StuckReason
-from .stops import DriveStopped, Interrupted, LeaseLost, Mismatch, Parked
+from .stops import DriveStopped, Exhausted, Interrupted, LeaseLost, Mismatch, Parked, WriteRefused, is_interrupt
 
 logger = logging.getLogger("django_finoflow")
 
@@ -47,22 +47,64 @@ def drive(
     try:
         _weigh_recoveries(it)
         it.recorded = it.write(lambda: history.load(run)) if run.lease_epoch > 1 else History()
-        return _finish(it, *_replay(it))
+        return _unwind_further(it) if it.unwinding else _drive_on(it)
     except (Parked, LeaseLost):
         return None
     except Interrupted:
         _give_back(it)
         return None
+    except WriteRefused as refused:
+        raise refused.error from None
     except Mismatch as mismatch:
         _set_aside(it, StuckReason.REPLAY_MISMATCH, FinoflowError(str(mismatch)), **it.progress())
         return None
-    except KeyboardInterrupt:
-        _give_back(it)
+    except BaseException as error:
+        if is_interrupt(error):
+            _give_back(it)
         raise
 
 
-def _replay(it: Drive) -> tuple[Any, BaseException | None]:
-    """Run the body; return its result, or the error that it raised.
+def _drive_on(it: Drive) -> BaseException | None:
+    """Run the body, end the run as the body ends, and undo what it has done if it failed."""
+    ctx, result, error = _replay(it)
+    if error is None:
+        try:
+            result = _checked(it, result)
+        except Exception as refused:
+            error = refused
+    if error is None:
+        it.write(lambda: history.done(it.run, result, open_waits=it.recorded.has_open_waits(), **it.progress()))
+        return None
+    record = failures.describe(error)
+    if ctx is not None and compensation.needed(it):
+        it.write(lambda: history.unwind(it.run, record, **it.progress()))
+        compensation.unwind(it, ctx, record)
+    else:
+        it.write(lambda: history.failed(it.run, record, open_waits=it.recorded.has_open_waits(), **it.progress()))
+    return error
+
+
+def _unwind_further(it: Drive) -> BaseException | None:
+    """Go on with the unwinding of a run that died, or was interrupted, amidst it."""
+    record = it.write(lambda: Execution.objects.values_list("error", flat=True).get(pk=it.run.pk))
+    error: BaseException | None = None
+    try:
+        _ctx, _result, error = _replay(it)
+    except Exhausted:
+        pass
+    except Mismatch as mismatch:
+        compensation.set_aside(it, FinoflowError(str(mismatch)))
+        return None
+    if it.ctx is None:  # its input cannot be read any more, say
+        compensation.set_aside(it, error or FinoflowError("The run cannot be replayed."))
+        return None
+    it.stopped = None
+    compensation.unwind(it, it.ctx, record)
+    return failures.rebuild(record)
+
+
+def _replay(it: Drive) -> tuple[Context | None, Any, BaseException | None]:
+    """Run the body; return its context and its result, or the error that it raised.
 
     Raises:
         DriveStopped: it did not come to its end.
@@ -72,31 +114,22 @@ def _replay(it: Drive) -> tuple[Any, BaseException | None]:
     try:
         definition = registry.get(it.run.workflow_id, it.run.version)
         stored = it.run.input = _input(it.run)
-        ctx = Context(it, definition, schemas.rebuild(definition.input_schema, stored))
+        ctx = it.ctx = Context(it, definition, it.rebuilt(definition.input_schema, stored, "input"))
         result = definition.body(ctx, ctx.input)
-    except (DriveStopped, KeyboardInterrupt):
+    except DriveStopped:
         raise
     except BaseException as raised:
+        if is_interrupt(raised):
+            raise
         error = raised
     if it.stopped is not None:
         raise it.stopped
+    if is_open_transaction():
+        drop_connection()
+        error = CheckpointRefused("The body left a transaction open, so what it wrote there is lost.")
     if ctx is not None and (left := ctx.leftover()) is not None:
         it.mismatch(left, "nothing more")
-    return result, error
-
-
-def _finish(it: Drive, result: Any, error: BaseException | None) -> BaseException | None:
-    if error is None:
-        try:
-            result = _checked(it, result)
-        except Exception as refused:
-            error = refused
-    if error is None:
-        it.write(lambda: history.done(it.run, result, open_waits=it.recorded.has_open_waits(), **it.progress()))
-    else:
-        record = failures.describe(error)
-        it.write(lambda: history.failed(it.run, record, open_waits=it.recorded.has_open_waits(), **it.progress()))
-    return error
+    return ctx, result, error
 
 
 def _checked(it: Drive, result: Any) -> Any:
@@ -122,7 +155,9 @@ def _weigh_recoveries(it: Drive) -> None:
         text = (
             f"{run.recoveries} workers died driving this run, each after {found} checkpoints. Mend it, then retry it."
         )
-        _set_aside(it, StuckReason.TOO_MANY_CRASHES, FinoflowError(text))
+        # What is half undone must not be tried again from its failed step, nor forget why it failed.
+        reason = StuckReason.COMPENSATION_FAILED if it.unwinding else StuckReason.TOO_MANY_CRASHES
+        _set_aside(it, reason, FinoflowError(text))
         raise LeaseLost
 
 

@@ -1,7 +1,8 @@
 """Django signals that tell what happened to a run, for metrics, mails and dashboards.
 
 Each is sent after the commit of what it tells, by ``send_robust``: a receiver that raises is logged and changes nothing
-(rule W7). ``sender`` is the workflow's id; every one carries ``run_id``. They are news, not part of the run: one may be
+(rule W7). ``sender`` is the workflow's id; every one carries ``run_id``. Compare ``sender`` in the receiver:
+``connect(sender="my-workflow")`` would compare identities, and miss. They are news, not part of the run: one may be
 lost when a process dies between commit and sending, so let nothing depend on them that must happen. Put that in a step.
 """
 

@@ -7,28 +7,32 @@ short transaction that locks the run first (``fenced``).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import Q
+from django.db.models import Count, Max, Q
 
-from . import clock, conf, events, wakeup
+from . import clock, conf, events, registry, wakeup
 from .exceptions import RunNotResumable
 from .models import Execution, Signal, Step, Wait
-from .statuses import Outcome, Rollback, RunStatus, StepStatus, StuckReason
+from .statuses import Outcome, Rollback, RunStatus, StepStatus, StuckReason, Undo, WaitKind
 from .stops import LeaseLost
 
 Place = tuple[str, int]
+
+#: What a child's end is called among its parent's signals; no user's signal can be named so.
+CHILD_SIGNAL = "sub:"
 
 # FOR SHARE, because it waits for a claim's update and then sees the new epoch; FOR KEY SHARE would not (design, rule
 # D5).
 RECORD = """
 INSERT INTO finoflow_step (execution_id, status, branch, "index", step_id, kind, attempts, result, state_patch,
-    started_at, finished_at, compensation)
-SELECT id, 'done', %s, %s, %s, %s, %s, %s, %s, %s, %s, '' FROM finoflow_execution
+    started_at, finished_at, compensable, compensation)
+SELECT id, 'done', %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, '' FROM finoflow_execution
 WHERE id = %s AND lease_epoch = %s {for_share}
 """
 
@@ -82,8 +86,18 @@ def load(run: Execution) -> History:
 
 
 def count(run: Execution) -> int:
-    """Return how many checkpoints ``run`` has recorded, without reading them."""
-    return Step.objects.filter(execution=run).count() + Wait.objects.filter(execution=run).count()
+    """Return how much ``run`` has recorded, without reading it: its checkpoints, and what has been undone of them."""
+    steps = Step.objects.filter(execution=run).aggregate(all=Count("pk"), undone=Count("compensated_at"))
+    return int(steps["all"] + steps["undone"]) + Wait.objects.filter(execution=run).count()
+
+
+def signals(run: Execution) -> dict[str, Any]:
+    """Return the payloads of the signals that have come to ``run``, by name, as they came; of one name the first.
+
+    Children's ends are not among them.
+    """
+    rows = Signal.objects.filter(execution=run, sequence=0).exclude(name__startswith=CHILD_SIGNAL)
+    return dict(rows.order_by("received_at", "pk").values_list("name", "payload"))
 
 
 @contextmanager
@@ -117,7 +131,7 @@ def insert(run: Execution, step: Step, result: str | None, state_patch: str | No
     connection = connections[conf.database()]
     adapt = connection.ops.adapt_datetimefield_value
     values: list[Any] = [step.branch, step.index, step.step_id, step.kind, step.attempts, result, state_patch]
-    values += [adapt(step.started_at), adapt(step.finished_at), run.pk, run.lease_epoch]
+    values += [adapt(step.started_at), adapt(step.finished_at), step.compensable, run.pk, run.lease_epoch]
     with connection.cursor() as cursor:
         cursor.execute(RECORD.format(for_share="FOR SHARE" if connection.vendor == "postgresql" else ""), values)
         _won(cursor.rowcount)
@@ -161,8 +175,18 @@ def park(run: Execution, row: Execution, due_at: datetime | None, **progress: An
     _tell(events.run_waiting, run, due_at=due_at)
 
 
+def hand_on(run: Execution) -> None:
+    """Give up a run that others shall drive, now. Its state is not brought up to date, so ``updated_at`` stays, too."""
+    _let_go(run, channel=wakeup.DUE, touch=False, due_at=clock.now())
+
+
 def wake(run: Execution) -> None:
-    """Make a locked run due now, because something came for it. Its lease, if it has one, stays."""
+    """Make a locked run due now, because something came for it. Its lease, if it has one, stays.
+
+    A stuck one waits for its operator, who makes it due.
+    """
+    if run.status == RunStatus.STUCK:
+        return
     changes: dict[str, Any] = {"due_at": clock.now(), "updated_at": clock.now()}
     if run.status == RunStatus.WAITING:
         changes["status"] = RunStatus.RUNNING
@@ -176,25 +200,96 @@ def done(run: Execution, result: Any, *, open_waits: bool, **progress: Any) -> N
     _tell(events.run_done, run, result=result)
 
 
-def failed(run: Execution, error: dict[str, Any], *, open_waits: bool, **progress: Any) -> None:
-    """End the run as failed; ``error`` says why."""
-    _end(run, RunStatus.ERROR, open_waits, error=error, rollback=Rollback.NOT_APPLICABLE, **progress)
+def failed(
+    run: Execution,
+    error: dict[str, Any],
+    *,
+    open_waits: bool,
+    rollback: Rollback = Rollback.NOT_APPLICABLE,
+    **progress: Any,
+) -> None:
+    """End the run as failed; ``error`` says why, ``rollback`` what became of its compensations (rule C4)."""
+    _end(run, RunStatus.ERROR, open_waits, error=error, rollback=rollback, **progress)
     _tell(events.run_failed, run, error=error)
+
+
+def unwind(run: Execution, error: dict[str, Any], **progress: Any) -> None:
+    """Note that a run has failed and is being unwound; whoever claims it next goes on with that (rule C6)."""
+    with fenced(run) as row:
+        _set(row, status=RunStatus.COMPENSATING, error=error, **progress)
+        _close_waits(run)
+    run.status = RunStatus.COMPENSATING
+
+
+def undone(run: Execution, step: Step, outcome: Undo, error: dict[str, Any] | None = None) -> None:
+    """Record the outcome of one compensation, before the next begins (rule C2)."""
+    with fenced(run):
+        Step.objects.filter(execution=run, branch=step.branch, index=step.index).update(
+            compensation=outcome, compensation_error=error, compensated_at=clock.now()
+        )
+    event = events.compensation_done if outcome == Undo.COMPENSATED else events.compensation_failed
+    _tell(event, run, step_id=step.step_id, error=error)
+
+
+def undo_failed(run: Execution, step: Step, error: dict[str, Any]) -> None:
+    """Record a compensation that failed and leave the unwinding to an operator, both at once (rules C2 and C3)."""
+    with fenced(run):
+        undone(run, step, Undo.FAILED, error)
+        stuck(run, StuckReason.COMPENSATION_FAILED, error)
+
+
+def unwind_child(run: Execution, child_id: str, error: dict[str, Any]) -> bool:
+    """Begin to unwind a finished child, and park its parent until that has ended; False if nothing is to wait for.
+
+    A child that has ended otherwise has unwound itself; one that is alive is never unwound.
+    """
+    with fenced(run):
+        child = Execution.objects.filter(run_id=child_id).locked()
+        if child is not None and child.status == RunStatus.DONE:
+            _let_go(
+                child,
+                channel=wakeup.DUE,
+                status=RunStatus.COMPENSATING,
+                error=error,
+                recoveries=0,
+                finished_at=None,
+                due_at=clock.now(),
+            )
+        elif child is None or child.is_over:
+            return False
+        _let_go(run, due_at=None)
+        return True
+
+
+def go_on_unwinding(run: Execution) -> None:
+    """Make a locked run due whose unwinding got stuck; what failed is tried again."""
+    _let_go(run, channel=wakeup.DUE, status=RunStatus.COMPENSATING, stuck_reason="", recoveries=0, due_at=clock.now())
+
+
+def abandon_unwinding(run: Execution) -> None:
+    """End a locked run whose unwinding got stuck; what has no outcome yet is skipped."""
+    rest = Step.objects.filter(execution=run, compensable=True, compensation="").exclude(status=StepStatus.RETRYING)
+    rest.update(compensation=Undo.SKIPPED, compensated_at=clock.now())
+    failed(run, run.error, open_waits=True, rollback=Rollback.STUCK, stuck_reason="")
 
 
 def stuck(run: Execution, reason: StuckReason, error: dict[str, Any], **progress: Any) -> None:
     """Set the run aside for an operator or a deployment.
 
-    It has not ended: its gates stay open, but take no decision.
+    It has not ended: its gates stay open, but take no decision. A run that got stuck in its unwinding keeps the error
+    that failed it (rule C4).
     """
-    _let_go(run, status=RunStatus.STUCK, stuck_reason=reason, error=error, due_at=None, **progress)
+    if reason != StuckReason.COMPENSATION_FAILED:
+        progress["error"] = error
+    _let_go(run, status=RunStatus.STUCK, stuck_reason=reason, due_at=None, **progress)
     _tell(events.run_stuck, run, reason=reason.value, error=error)
 
 
 def cancelled(run: Execution, **progress: Any) -> None:
     """End a locked run because somebody said so; whoever drives it finds its epoch gone."""
-    _let_go(run, status=RunStatus.CANCELLED, due_at=None, finished_at=clock.now(), **progress)
-    _close_waits(run)
+    with _parent_told(run, RunStatus.CANCELLED):
+        _let_go(run, status=RunStatus.CANCELLED, due_at=None, finished_at=clock.now(), **progress)
+        _close_waits(run)
     _tell(events.run_cancelled, run)
 
 
@@ -215,8 +310,11 @@ def begin_again(run: Execution) -> None:
     if run.status == RunStatus.ERROR:
         recorded = load(run)
         failed = [c for c in recorded.checkpoints.values() if isinstance(c, Step) and c.status != StepStatus.DONE]
-        last = [step.pk for step in failed if recorded.after(step.branch, step.index + 1) is None]
+        # In a builder workflow no failure is ever passed: what is recorded behind one is its sibling.
+        caught = not registry.consumes_nothing(run.workflow_id, run.version)
+        last = [s.pk for s in failed if not caught or recorded.after(s.branch, s.index + 1) is None]
         Step.objects.filter(pk__in=last).delete()
+        Wait.objects.filter(execution=run, outcome=Outcome.CANCELLED).update(outcome=Outcome.OPEN, closed_at=None)
     _let_go(
         run,
         channel=wakeup.DUE,
@@ -251,17 +349,68 @@ def note_recovery(run: Execution, checkpoints: int) -> None:
 
 
 def _end(run: Execution, status: RunStatus, open_waits: bool, **changes: Any) -> None:
-    """End the run, in one statement if it has no waits to close with it (rule A7)."""
+    """End the run, in one statement if it has no waits to close with it (rule A7) and no parent to tell."""
     changes |= {"status": status, "due_at": None, "finished_at": clock.now()}
-    if not open_waits:
+    if not open_waits and run.parent_id is None:
         _let_go(run, **changes)
         return
-    with fenced(run):
+    with _parent_told(run, status, changes.get("result"), changes.get("error")), fenced(run):
         _let_go(run, **changes)
         _close_waits(run)
 
 
-def _let_go(run: Execution, *, channel: str = wakeup.RESTED, **changes: Any) -> None:
+@contextmanager
+def _parent_told(run: Execution, status: RunStatus, result: Any = None, error: Any = None) -> Iterator[None]:
+    """A transaction at whose end a child's parent gets the news. The parent is locked first, as everywhere."""
+    with transaction.atomic(using=conf.database()):
+        parent = None if run.parent_id is None else Execution.objects.filter(pk=run.parent_id).locked()
+        yield
+        if parent is None:
+            return
+        news = {"run_id": run.run_id, "status": str(status), "result": result, "error": error}
+        for wait in Wait.objects.open().filter(execution=parent, kind=WaitKind.CHILD):
+            if child_run_id(parent, wait.branch, wait.index) == run.run_id:
+                deliver(parent, wait, CHILD_SIGNAL + wait.name, news, "")
+        if parent.status == RunStatus.COMPENSATING:
+            wake(parent)
+
+
+def child_run_id(parent: Execution, branch: str, index: int) -> str:
+    """Return the id of the child run that ``parent`` starts at a place: the same, whatever crashes when."""
+    place = f"{branch}.{index}" if branch else str(index)
+    short = f"{parent.run_id}.{place}"
+    return short if len(short) <= 128 else hashlib.sha256(short.encode()).hexdigest()
+
+
+def deliver(run: Execution, wait: Wait | None, name: str, payload: Any, sender: str) -> Signal:
+    """Store a signal to a locked run, end the wait it is for, if any, and make the run due."""
+    last = Signal.objects.filter(execution=run, name=name).aggregate(last=Max("sequence"))["last"]
+    signal = Signal.objects.create(
+        execution=run,
+        name=name,
+        sequence=0 if last is None else last + 1,
+        payload=payload,
+        received_at=clock.now(),
+        sender=sender,
+        consumed_by=wait,
+    )
+    if wait is not None:
+        close(wait, Outcome.SIGNALLED)
+        wake(run)
+    return signal
+
+
+def close(wait: Wait, outcome: Outcome) -> None:
+    """End a wait of a locked run."""
+    wait.outcome, wait.closed_at = outcome, clock.now()
+    wait.save(update_fields=["outcome", "closed_at"])
+
+
+def _set(row: Execution, **changes: Any) -> None:
+    Execution.objects.filter(pk=row.pk).update(updated_at=clock.now(), **changes)
+
+
+def _let_go(run: Execution, *, channel: str = wakeup.RESTED, touch: bool = True, **changes: Any) -> None:
     """Change a run and end its lease, if it is still ours, and tell so in the same statement.
 
     The epoch rises, so that nobody who held the run before can write any more.
@@ -270,7 +419,7 @@ def _let_go(run: Execution, *, channel: str = wakeup.RESTED, **changes: Any) -> 
         LeaseLost: it is not ours any more; nothing was written.
     """
     connection = connections[conf.database()]
-    changes |= {"lease_owner": "", "lease_until": None, "updated_at": clock.now()}
+    changes |= {"lease_owner": "", "lease_until": None, **({"updated_at": clock.now()} if touch else {})}
     fields: list[Any] = [Execution._meta.get_field(name) for name in changes]
     columns = ", ".join(f"{field.column} = %s" for field in fields)
     values = [field.get_db_prep_save(value, connection) for field, value in zip(fields, changes.values(), strict=True)]

@@ -59,13 +59,14 @@ def resume(definition: Definition, run_id: str, *, abort: Any = None, on_checkpo
     row = find_run(run_id)
     if row.workflow_id != definition.id:
         raise RunNotResumable(f'Run {run_id} belongs to workflow "{row.workflow_id}", not to "{definition.id}".')
-    if row.status == RunStatus.DONE:
-        return _result(run_id, None)
-    if row.status == RunStatus.CANCELLED:
-        raise RunNotResumable(f"Run {run_id} was cancelled, and cannot be resumed.")
-    registry.get(row.workflow_id, row.version)
+    if row.status not in (RunStatus.DONE, RunStatus.CANCELLED):
+        registry.get(row.workflow_id, row.version)
     with transaction.atomic(using=conf.database()):
         row = Execution.objects.filter(pk=row.pk).locked() or find_run(run_id)
+        if row.status == RunStatus.DONE:
+            return _result(run_id, None)
+        if row.status == RunStatus.CANCELLED:
+            raise RunNotResumable(f"Run {run_id} was cancelled, and cannot be resumed.")
         if row.status in (RunStatus.ERROR, RunStatus.STUCK):
             history.begin_again(row)
         if not leases.take(row.pk, _token()):

@@ -17,8 +17,9 @@ from django.db import connections, transaction
 from django.db.models import F, Q
 from django.db.models.functions import Coalesce, Now
 
-from . import clock, conf
+from . import clock, conf, history
 from .models import Execution
+from .stops import LeaseLost
 
 logger = logging.getLogger("django_finoflow")
 
@@ -34,7 +35,9 @@ def take(pk: int, owner: str) -> bool:
     """Lease one run, due or not, unless it is under a live lease. Returns whether that worked."""
     free = Q(lease_until__isnull=True) | Q(lease_until__lt=Now())
     return bool(
-        Execution.objects.filter(free, pk=pk).update(
+        Execution.objects.live()
+        .filter(free, pk=pk)
+        .update(
             lease_owner=owner,
             lease_until=Now() + timedelta(seconds=conf.get("LEASE")),
             lease_epoch=F("lease_epoch") + 1,
@@ -45,15 +48,12 @@ def take(pk: int, owner: str) -> bool:
 
 
 def give_back(lease: Lease) -> bool:
-    """End a lease early and make the run due for whoever comes next.
-
-    No crash is counted. Returns whether it was ours.
-    """
-    return bool(
-        Execution.objects.filter(pk=lease.pk, lease_epoch=lease.epoch).update(
-            lease_owner="", lease_until=None, lease_epoch=F("lease_epoch") + 1, due_at=clock.now()
-        )
-    )
+    """End a lease early and make the run due for whoever comes next; no crash counts. Return whether it was ours."""
+    try:
+        history.hand_on(Execution(pk=lease.pk, lease_epoch=lease.epoch))
+    except LeaseLost:
+        return False
+    return True
 
 
 def renew(leases: Iterable[Lease], length: float) -> tuple[set[Lease], set[Lease]]:

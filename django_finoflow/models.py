@@ -155,6 +155,7 @@ class Step(Checkpoint):
     state_patch = PayloadField(_("changes to the state"))
     started_at = models.DateTimeField(_("started"), null=True)
     finished_at = models.DateTimeField(_("finished"), null=True)
+    compensable = models.BooleanField(_("can be undone"), default=False)
     compensation = models.CharField(_("compensation"), max_length=20, choices=Undo, blank=True)
     compensation_error = PayloadField(_("compensation's error"))
     compensated_at = models.DateTimeField(_("compensated"), null=True, blank=True)

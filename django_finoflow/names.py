@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import unicodedata
+from functools import lru_cache
 from typing import Any
 
 from .exceptions import DefinitionError, InvalidSignalName
 
 LONGEST = 200
+#: Of a run's id.
+LONGEST_ID = 128
 
 
 def why_not(name: Any, longest: int = LONGEST) -> str | None:
     """Return what is wrong with ``name``, or None."""
-    if not isinstance(name, str):
-        return f"is {type(name).__name__}, not text"
+    return _why_not(name, longest) if isinstance(name, str) else f"is {type(name).__name__}, not text"
+
+
+@lru_cache(maxsize=1024)
+def _why_not(name: str, longest: int) -> str | None:
     if not name.strip():
         return "is empty"
     if name.startswith("__"):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import django
 from django.core.management.base import OutputWrapper
+from django.db import connections
 
 from . import clock
 from .report import Report
@@ -44,6 +45,8 @@ class Supervisor:
         self._count = processes
         self._verbosity = verbosity
         self._children: dict[int, Any] = {}
+        #: Which databases this process uses, under a test runner others than the settings say.
+        self._names = {alias: connections[alias].settings_dict["NAME"] for alias in connections}
         self._stopping = False
 
     def stop(self) -> None:
@@ -66,7 +69,9 @@ class Supervisor:
 
     def _start(self, number: int) -> Any:
         options = replace(self._options, name=f"{self._options.name or 'worker'}-{number + 1}")
-        child = multiprocessing.get_context("spawn").Process(target=work_alone, args=(options, self._verbosity))
+        child = multiprocessing.get_context("spawn").Process(
+            target=work_alone, args=(options, self._verbosity, self._names)
+        )
         child.start()
         return child
 
@@ -83,11 +88,14 @@ class Supervisor:
         return set()
 
 
-def work_alone(options: Options, verbosity: int) -> None:
-    """Be one worker process."""
+def work_alone(options: Options, verbosity: int, databases: dict[str, Any]) -> None:
+    """Be one worker process, on the databases of the parent."""
     if hasattr(os, "setsid"):
         os.setsid()
     django.setup()
+    for alias, name in databases.items():
+        connections[alias].settings_dict["NAME"] = name
+        connections.settings[alias]["NAME"] = name  # for the connections of other threads
     from .worker import Worker
 
     with Report(OutputWrapper(sys.stdout), verbosity):

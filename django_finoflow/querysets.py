@@ -28,10 +28,12 @@ class ExecutionQuerySet(models.QuerySet):
         Where rows cannot be locked (SQLite) the first statement is a write, which takes the database's one write lock.
         A transaction that reads first and writes later would be refused as soon as another had written in between.
         """
+        # Without its payloads, which are read when asked for: a row that cannot be decoded must be able to end.
+        rows = self.defer("input", "state", "result", "error")
         if connections[self.db].features.has_select_for_update:
-            return self.select_for_update().first()
+            return rows.select_for_update().first()
         self.update(lease_epoch=F("lease_epoch"))
-        return self.first()
+        return rows.first()
 
     def live(self) -> ExecutionQuerySet:
         """Runs that have not ended (a stuck one has not)."""

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from . import clock, conf, durations, history
+from . import clock, conf, durations, history, registry
 from .exceptions import RunNotFound, WorkflowError
 from .history import History
 from .models import Execution, Signal, Step, Wait
+from .names import LONGEST_ID, why_not
 from .snapshots import RunState, SignalState, StepState, WaitState
 from .state import StateBag
 from .statuses import TERMINAL, Outcome, RunStatus, StepStatus, WaitKind
@@ -17,9 +18,19 @@ from .statuses import TERMINAL, Outcome, RunStatus, StepStatus, WaitKind
 MOST = 1000
 
 
+def check_run_id(run_id: str) -> None:
+    """Spare the database an id that no run can have.
+
+    Raises:
+        RunNotFound: it is one.
+    """
+    if why_not(run_id, LONGEST_ID):
+        raise RunNotFound(f"There is no run {run_id!r}.")
+
+
 def get_run(run_id: str) -> Execution | None:
     """Return the run of that id, or None."""
-    return Execution.objects.filter(run_id=run_id).first()
+    return None if why_not(run_id, LONGEST_ID) else Execution.objects.filter(run_id=run_id).first()
 
 
 def find_run(run_id: str) -> Execution:
@@ -50,8 +61,10 @@ def list_runs(
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST:
         raise ValueError(f"list_runs: limit is a whole number from 1 to {MOST}, not {limit!r}.")
-    if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
-        raise ValueError(f"list_runs: offset is a whole number of at least 0, not {offset!r}.")
+    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < 2**31:
+        raise ValueError(f"list_runs: offset is a whole number from 0 to 2147483647, not {offset!r}.")
+    if workflow_id is not None and why_not(workflow_id):
+        return []
     if status is not None and status not in RunStatus.values:
         raise ValueError(f"list_runs: status is one of {', '.join(RunStatus.values)}, not {status!r}.")
     wanted = {"workflow_id": workflow_id, "status": status}
@@ -192,8 +205,11 @@ def progress(run: Execution) -> dict[str, Any]:
 
 
 def _signals(run: Execution) -> tuple[SignalState, ...]:
-    kept = Signal.objects.filter(execution=run, consumed_by=None).order_by("received_at", "pk")
-    return tuple(SignalState(s.name, s.payload, s.received_at) for s in kept)
+    """Return those that nothing has consumed; of a builder workflow, which consumes none, all (rule S4)."""
+    sent = Signal.objects.filter(execution=run).exclude(name__startswith=history.CHILD_SIGNAL)
+    if not registry.consumes_nothing(run.workflow_id, run.version):
+        sent = sent.filter(consumed_by=None)
+    return tuple(SignalState(s.name, s.payload, s.received_at) for s in sent.order_by("received_at", "pk"))
 
 
 def _touched(checkpoint: Step | Wait) -> datetime | None:

@@ -47,6 +47,12 @@ def all_definitions() -> list[Definition]:
     return list(_definitions.values())
 
 
+def consumes_nothing(workflow_id: str, version: int) -> bool:
+    """Whether a workflow declares its signals and keeps them to the end; False if it is not registered here."""
+    definition = _definitions.get((workflow_id, version))
+    return definition is not None and definition.declared_signals is not None
+
+
 def get(workflow_id: str, version: int | None = None) -> Definition:
     """Return a workflow, the newest version if none is named.
 

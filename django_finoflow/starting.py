@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from . import clock, conf, durations, events, payloads, registry, schemas, wakeup
 from .exceptions import KeyConflict, RunExists, ValidationFailed
 from .models import Execution
-from .names import check_name, why_not
+from .names import LONGEST_ID, check_name, why_not
 from .workflow import Definition
 
 
@@ -27,14 +27,20 @@ def begin(
     priority: int | None = None,
     at: Any = None,
     owner: str = "",
+    parent: Execution | None = None,
 ) -> Execution:
     """Insert a run, or find the one that has its key. Arguments as for ``api.start``.
 
     Args:
         owner: whose lease the run is inserted under; none: a worker drives it when it is due.
+        parent: the run that it is a child of, and whose requester is its own.
     """
     definition = registry.get(workflow) if isinstance(workflow, str) else workflow
     run = _row(definition, input, run_id, key, requester, queue, priority, at)
+    if parent is not None:
+        run.parent_id = parent.pk
+        run.requester_id, run.requester_name = parent.requester_id, parent.requester_name
+    definition.check_start(has_requester=bool(run.requester_name))
     if key is not None and (found := _found(run)) is not None:
         return found
     if owner and run.due_at is not None and run.due_at <= clock.now():
@@ -83,7 +89,7 @@ def _row(
     now = clock.now()
     known = requester is not None and requester.pk is not None
     return Execution(
-        run_id=_checked_id("run_id", run_id, 128) if run_id is not None else new_run_id(),
+        run_id=_checked_id("run_id", run_id, LONGEST_ID) if run_id is not None else new_run_id(),
         workflow_id=definition.id,
         version=definition.version,
         key=_checked_id("key", key, 255) if key is not None else None,
@@ -92,7 +98,7 @@ def _row(
         due_at=durations.due(at, now) if at is not None else now,
         input=payloads.roundtrip(stored),
         requester_id=requester.pk if known else None,
-        requester_name=requester.get_username() if known else "",
+        requester_name=str(requester.get_username()) if known else "",
         created_at=now,
         updated_at=now,
     )

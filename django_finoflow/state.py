@@ -7,11 +7,12 @@ text, so that nobody can change one behind the bag's back.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from . import conf, payloads
 from .attempt import current_attempt
-from .exceptions import PayloadError
+from .exceptions import CheckpointRefused, PayloadError
 
 
 class StateBag:
@@ -19,6 +20,7 @@ class StateBag:
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
+        self._thread = threading.get_ident()
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a copy of the value of ``key``, or ``default``."""
@@ -66,6 +68,10 @@ class StateBag:
         attempt = current_attempt.get()
         if attempt:
             attempt.changes[key] = text
+        elif threading.get_ident() != self._thread:
+            raise CheckpointRefused(
+                "ctx.state was changed in a thread that does not drive the run: it would not be kept."
+            )
         elif text is None:
             self._texts.pop(key, None)
         else:

@@ -44,10 +44,12 @@ class Rollback(TextChoices):
 
 
 class StepKind(TextChoices):
-    """What made a step's checkpoint."""
+    """What made a step's checkpoint; ``map`` and ``branch`` are a builder workflow's."""
 
     STEP = "step", _("step")
     ACTIVITY = "activity", _("activity")
+    MAP = "map", _("map")
+    BRANCH = "branch", _("branch")
 
 
 class StepStatus(TextChoices):

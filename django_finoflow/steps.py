@@ -7,31 +7,35 @@ encoded and decoded (D2), the error as it is rebuilt from its record (D7).
 from __future__ import annotations
 
 import logging
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from django.db import IntegrityError, connections, transaction
+from django.db import IntegrityError
 
-from . import bodies, clock, conf, events, failures, history, leases, payloads, schemas
-from .attempt import Attempt, idempotency_key
+from . import atomic, bodies, clock, conf, events, failures, history, payloads, schemas
+from .attempt import Attempt
 from .bodies import Outcome, Race
 from .drive import Drive
-from .exceptions import NonRetryable, PayloadError
+from .exceptions import CheckpointRefused, NonRetryable, PayloadError
 from .history import Place
-from .leases import Lease
 from .models import Step
 from .retry import Retry
 from .statuses import StepKind, StepStatus
 from .stops import LeaseLost, Parked
-from .trouble import is_conflict, is_lost
 
 logger = logging.getLogger("django_finoflow")
 
 #: A pause of a second or more parks the run; a shorter one is waited out (rule T3).
 LONGEST_PAUSE = 1.0
+
+
+ONCE = Retry(1)
+
+#: Errors that another attempt would not mend.
+FINAL = (NonRetryable, PayloadError, CheckpointRefused)
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,20 @@ class Call:
     id: str
     kind: StepKind
     body: Callable[[], Any]
-    retry: Retry
-    timeout: float | None
-    atomic: bool
+    retry: Retry = ONCE
+    timeout: float | None = None
+    atomic: bool = False
     output_schema: Any = None
+    compensate: Callable[[Any], Any] | None = None
+    step_input: Any = None
+    extra: Mapping[str, Any] | None = None
+
+
+class Undoable(NamedTuple):
+    """A step that can be undone, and what was asked for at its place."""
+
+    step: Step
+    call: Call
 
 
 def take(drive: Drive, place: Place, call: Call) -> Any:
@@ -54,128 +68,106 @@ def take(drive: Drive, place: Place, call: Call) -> Any:
         Exception: the recorded or new failure of a step whose attempts are spent.
         DriveStopped: the run is parked for the next attempt, or is not ours any more.
     """
-    step: Any = drive.recall(place, call.kind, call.id)
-    if step is None:
-        branch, index = place
-        step = Step(branch=branch, index=index, step_id=call.id, kind=call.kind, attempts=0)
-    elif step.status == StepStatus.DONE:
+    step = recall(drive, place, call)
+    if step.status == StepStatus.DONE:
         drive.bag.apply(step.state_patch)
-        return schemas.rebuild(call.output_schema, step.result)
-    elif step.status == StepStatus.FAILED:
+        return drive.rebuilt(call.output_schema, step.result, f'result of {call.kind} "{call.id}"')
+    if step.status == StepStatus.FAILED:
         raise failures.rebuild(step.error)
-    elif step.due_at is not None and step.due_at > clock.now():
-        _park_again(drive, step)
+    drive.leave_if_exhausted()
+    if step.due_at is not None and step.due_at > clock.now():
+        park(drive, step)
     return _try_until_settled(drive, step, call)
+
+
+def recall(drive: Drive, place: Place, call: Call) -> Step:
+    """Return the step that is recorded at ``place``, or a new one, and note it if it can be undone."""
+    found: Any = drive.recall(place, call.kind, call.id)
+    branch, index = place
+    step = found or Step(branch=branch, index=index, step_id=call.id, kind=call.kind, attempts=0)
+    if call.compensate is not None:
+        step.compensable = True
+        if not drive.pivoted:
+            drive.undoables.append(Undoable(step, call))
+    return step
 
 
 def _try_until_settled(drive: Drive, step: Step, call: Call) -> Any:
     while True:
         drive.leave_if_stopping()
         drive.go_on()
-        step.attempts += 1
-        step.started_at = clock.now()
-        outcome = _attempt(drive, step, call)
-        if outcome.error is None:
-            return _record_success(drive, step, call, outcome)
-        if isinstance(outcome.error, LeaseLost):
-            drive.abort.set()
-            drive.stop(outcome.error)
-        if not _is_retryable(outcome.error) or step.attempts >= call.retry.max_attempts:
-            _record_failure(drive, step, outcome.error)
-        _record_retry(drive, step, call.retry, outcome.error)
+        outcome = attempt(drive, step, call)
+        pause = settle(drive, step, call, outcome)
+        if step.status == StepStatus.DONE:
+            drive.bag.apply(step.state_patch)
+            return schemas.rebuild(call.output_schema, step.result)
+        if pause is None:
+            raise failures.rebuild(step.error) from outcome.error
+        if pause >= LONGEST_PAUSE:
+            park(drive, step)
+        drive.pause(pause)
 
 
-def _attempt(drive: Drive, step: Step, call: Call) -> Outcome:
-    """Run the body once, in this thread or, with a timeout, in one of its own."""
-    deadline = None if call.timeout is None else clock.now() + timedelta(seconds=call.timeout)
-    attempt = Attempt(
+def settle(drive: Drive, step: Step, call: Call, outcome: Outcome) -> float | None:
+    """Record what an attempt came to; return the pause before the next one, or None if none follows."""
+    if outcome.error is None:
+        _record_success(drive, step, outcome)
+        return None
+    if isinstance(outcome.error, LeaseLost):
+        drive.abort.set()
+        drive.stop(outcome.error)
+    if is_final(step, call, outcome.error):
+        _record_failure(drive, step, outcome.error)
+        return None
+    return _record_retry(drive, step, call.retry, outcome.error)
+
+
+def attempt(drive: Drive, step: Step, call: Call) -> Outcome:
+    """Run the body once, in this thread or, with a timeout, in one of its own; only an atomic one is recorded by it."""
+    step.attempts += 1
+    step.started_at = clock.now()
+    seen = begin(drive, step, call, step.step_id)
+
+    def once(race: Race) -> Outcome:
+        if not call.atomic:
+            return bodies.plain(lambda: _result_of(call, seen), race)
+        record = partial(_insert_done, drive, step)
+        recall = partial(_committed, drive, step)
+        return atomic.run(drive, seen, race, body=lambda: _result_of(call, seen), record=record, recall=recall)
+
+    return bodies.run(once, seen, call.timeout)
+
+
+def begin(drive: Drive, step: Step, call: Call, act: str) -> Attempt:
+    """Return what the body of an attempt at ``act`` (the step, or its undoing) sees as ``current_step()``."""
+    return Attempt(
         run_id=drive.run.run_id,
         step_id=step.step_id,
         attempt=step.attempts,
-        idempotency_key=idempotency_key(drive.run.run_id, step.branch, step.index, step.step_id),
-        deadline=deadline,
-        abort=drive.abort.derive(),
+        deadline=None if call.timeout is None else clock.now() + timedelta(seconds=call.timeout),
+        abort=drive.abort if call.timeout is None else drive.abort.derive(),
+        place=(step.branch, step.index, act),
+        atomic=call.atomic,
     )
-    once = _atomic_body if call.atomic else _plain_body
-    return bodies.run(lambda race: once(drive, step, call, attempt, race), attempt, call.timeout)
 
 
-def _plain_body(drive: Drive, step: Step, call: Call, attempt: Attempt, race: Race) -> Outcome:
-    try:
-        with bodies.mended_test_case():
-            outcome = _result_of(call, attempt)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        outcome = Outcome(error=error)
-    return race.finish(outcome)
-
-
-def _result_of(call: Call, attempt: Attempt) -> Outcome:
+def _result_of(call: Call, seen: Attempt) -> Outcome:
     value = call.body()
     if call.output_schema is not None:
         value = schemas.clean(call.output_schema, value, f'The result of {call.kind} "{call.id}"')
     text = payloads.dumps(value)
     stored = payloads.loads(text)
-    return Outcome(value=stored, text=None if stored is None else text, patch=attempt.state_patch())
+    return Outcome(value=stored, text=None if stored is None else text, patch=seen.state_patch())
 
 
-def _atomic_body(drive: Drive, step: Step, call: Call, attempt: Attempt, race: Race) -> Outcome:
-    """Run the body and record it in one transaction; again if that transaction met another one (rule D6)."""
-    while True:
-        recording = False
-        try:
-            with transaction.atomic(using=conf.database()):
-                _fence_first(drive)
-                outcome = _result_of(call, attempt)
-                race.claim()
-                recording = True
-                _insert_done(drive, step, outcome)
-                _renew_last(drive)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            again = _may_run_again(error, recording)  # asked before a look at the row mends the connection
-            outcome = (recording and _committed(drive, step, error)) or Outcome(error=error)
-            again = again and outcome.error is not None and race.reopen()
-            if again and not drive.abort.wait(random.uniform(0, 0.1)):
-                attempt.changes.clear()
-                continue
-        outcome.stored = outcome.error is None
-        return race.finish(outcome)
-
-
-def _fence_first(drive: Drive) -> None:
-    """Where rows cannot be locked (SQLite), take the one write lock before the body reads, and prove the lease.
-
-    Elsewhere the fence comes last, so that no lock on the run is held while the body works.
-    """
-    if not connections[conf.database()].features.has_select_for_update:
-        with history.fenced(drive.run):
-            pass
-
-
-def _renew_last(drive: Drive) -> None:
-    """Where the body held the one write lock (SQLite), no heartbeat got through: renew the lease with its commit."""
-    if not connections[conf.database()].features.has_select_for_update:
-        run = drive.run
-        leases.renew([Lease(run.pk, run.lease_epoch)], run.lease_seconds or conf.get("LEASE"))
-
-
-def _committed(drive: Drive, step: Step, error: BaseException) -> Outcome | None:
-    """Return what was recorded, if the COMMIT that raised ``error`` went through all the same."""
-    if isinstance(error, LeaseLost):
-        return None
+def _committed(drive: Drive, step: Step) -> Outcome | None:
+    """Return what was recorded, if a COMMIT that raised an error went through all the same."""
     found = drive.write(lambda: history.stored(drive.run, (step.branch, step.index)))
     if found is None or found.status != StepStatus.DONE:
         return None
-    logger.warning("event=after-commit-error run=%s step=%s error=%r", drive.run.run_id, step.step_id, error)
+    logger.warning("event=after-commit-error run=%s step=%s", drive.run.run_id, step.step_id, exc_info=True)
     step.state_patch = found.state_patch
     return Outcome(value=found.result)
-
-
-def _may_run_again(error: BaseException, recording: bool) -> bool:
-    return is_conflict(error) or (recording and is_lost(error, conf.database()))
 
 
 def _insert_done(drive: Drive, step: Step, outcome: Outcome) -> None:
@@ -188,17 +180,15 @@ def _insert_done(drive: Drive, step: Step, outcome: Outcome) -> None:
         history.save(drive.run, step)
 
 
-def _record_success(drive: Drive, step: Step, call: Call, outcome: Outcome) -> Any:
+def _record_success(drive: Drive, step: Step, outcome: Outcome) -> None:
     if not outcome.stored:
         drive.write(lambda: _insert_once(drive, step, outcome))
     step.result = outcome.value
     step.status = StepStatus.DONE
     if outcome.patch:
         step.state_patch = payloads.loads(outcome.patch)
-    drive.bag.apply(step.state_patch)
     drive.store(step)
     _tell(events.step_done, drive, step)
-    return schemas.rebuild(call.output_schema, outcome.value)
 
 
 def _insert_once(drive: Drive, step: Step, outcome: Outcome) -> None:
@@ -216,51 +206,41 @@ def _record_failure(drive: Drive, step: Step, error: BaseException) -> None:
     drive.write(lambda: _save_failed(drive, step, record, StepStatus.FAILED))
     drive.store(step)
     _tell(events.step_failed, drive, step, error=record)
-    raise failures.rebuild(record) from error
 
 
-def _record_retry(drive: Drive, step: Step, retry: Retry, error: BaseException) -> None:
+def _record_retry(drive: Drive, step: Step, retry: Retry, error: BaseException) -> float:
     record = failures.describe(error)
-    delay = retry.delay(step.attempts)
-    step.due_at = clock.now() + timedelta(seconds=delay)
-    parks = delay >= LONGEST_PAUSE
-    drive.write(lambda: _save_failed(drive, step, record, StepStatus.RETRYING, parks=parks))
+    pause = retry.delay(step.attempts)
+    step.due_at = clock.now() + timedelta(seconds=pause)
+    drive.write(lambda: _save_failed(drive, step, record, StepStatus.RETRYING))
     drive.store(step)
     _tell(events.step_retrying, drive, step, error=record, due_at=step.due_at)
-    if parks:
-        drive.stop(Parked())
-    drive.pause(delay)
+    return pause
 
 
-def _save_failed(drive: Drive, step: Step, error: dict[str, Any], status: StepStatus, parks: bool = False) -> None:
+def _save_failed(drive: Drive, step: Step, error: dict[str, Any], status: StepStatus) -> None:
     with history.fenced(drive.run) as row:
-        step.pk = (
-            Step.objects.filter(execution=row, branch=step.branch, index=step.index)
-            .values_list("pk", flat=True)
-            .first()
-        )
+        known = Step.objects.filter(execution=row, branch=step.branch, index=step.index)
+        step.pk = known.values_list("pk", flat=True).first()
         step.status, step.error, step.finished_at = status, error, clock.now()
         history.save(drive.run, step)
-        if parks:
-            drive.recorded.add(step)
-            drive.current_step = step.step_id
-            history.park(drive.run, row, step.due_at, **drive.progress())
 
 
-def _park_again(drive: Drive, step: Step) -> None:
-    """Park a run that was woken before its next attempt is due: nothing hastens the attempt (rule T3)."""
+def park(drive: Drive, step: Step) -> None:
+    """Park the run until the step's next attempt is due; whatever wakes it does not hasten the attempt (rule T3)."""
 
-    def park() -> None:
+    def write() -> None:
         with history.fenced(drive.run) as row:
             drive.current_step = step.step_id
             history.park(drive.run, row, step.due_at, **drive.progress())
 
-    drive.write(park)
+    drive.write(write)
     drive.stop(Parked())
 
 
-def _is_retryable(error: BaseException) -> bool:
-    return not isinstance(error, NonRetryable | PayloadError | LeaseLost)
+def is_final(step: Step, call: Call, error: BaseException) -> bool:
+    """Whether no attempt follows one that ended with ``error``."""
+    return isinstance(error, FINAL) or step.attempts >= call.retry.max_attempts
 
 
 def _tell(event: Any, drive: Drive, step: Step, **facts: Any) -> None:

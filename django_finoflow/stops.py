@@ -4,6 +4,13 @@ They derive from ``BaseException``, so that ``except Exception`` in a workflow c
 catch them.
 """
 
+import threading
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether ``error`` is a person's Ctrl-C: such a one reaches the main thread only, any other is the body's own."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
 
 class DriveStopped(BaseException):
     """Base of the reasons why a body is left before its end."""
@@ -17,8 +24,20 @@ class LeaseLost(DriveStopped):
     """The run is no longer ours: cancelled, deleted, or driven by another worker. Nothing more is written."""
 
 
+class WriteRefused(DriveStopped):
+    """The database refuses a write of the engine's, and would again: no body may go on without its checkpoint."""
+
+    def __init__(self, error: Exception):
+        super().__init__(str(error))
+        self.error = error
+
+
 class Interrupted(DriveStopped):
     """The worker stops, or the caller's ``abort`` is set. The run is due again for whoever comes next."""
+
+
+class Exhausted(DriveStopped):
+    """A replay that only gathers what can be undone has come to the end of what is recorded."""
 
 
 class Mismatch(DriveStopped):

@@ -22,10 +22,13 @@ Body = Callable[..., Any]
 class Activity:
     """A reusable step: what ``@activity`` makes of a function ``fn(input, ctx)``. Calling it calls the function."""
 
-    def __init__(self, fn: Body, *, id: str, retry: Retry | None, input_schema: Any, output_schema: Any):
+    def __init__(
+        self, fn: Body, *, id: str, retry: Retry | None, input_schema: Any, output_schema: Any, compensate: Body | None
+    ):
         self.id = check_name(id, "activity")
         self.fn = _plain_function(fn, f'activity "{id}"')
         self.retry = retry
+        self.compensate = None if compensate is None else _plain_function(compensate, f'activity "{id}" compensate')
         schemas.check(input_schema, f'activity "{id}" input_schema')
         schemas.check(output_schema, f'activity "{id}" output_schema')
         self.input_schema, self.output_schema = input_schema, output_schema
@@ -74,6 +77,21 @@ class Definition:
 
     def __repr__(self) -> str:
         return f"<Workflow {self.id} version {self.version}>"
+
+    @property
+    def declared_signals(self) -> tuple[str, ...] | None:
+        """The signals that its runs can get, each once and early if it likes (rule S4); None: as they wait (S5)."""
+        return None
+
+    def seal(self) -> None:
+        """End the building of a workflow that is built step by step."""
+
+    def warnings(self) -> list[str]:
+        """Return what is allowed but odd, a sentence each."""
+        return []
+
+    def check_start(self, *, has_requester: bool) -> None:
+        """Refuse a run that could not go well, before it exists."""
 
     def start(self, input: Any = None, **options: Any) -> Any:
         """Insert a run and return its ``Execution``; a worker drives it. Options as for ``django_finoflow.start``."""
@@ -186,7 +204,12 @@ def workflow(
 
 
 def activity(
-    *, id: str, retry: Retry | int | None = None, input_schema: Any = None, output_schema: Any = None
+    *,
+    id: str,
+    retry: Retry | int | None = None,
+    input_schema: Any = None,
+    output_schema: Any = None,
+    compensate: Body | None = None,
 ) -> Callable[[Body], Activity]:
     """Make a reusable step of a function ``fn(input, ctx)``; a workflow calls it by ``ctx.call``.
 
@@ -195,12 +218,20 @@ def activity(
         retry: how often it is tried, unless the call says otherwise; default: once.
         input_schema: what its input must satisfy.
         output_schema: what its result must satisfy; a result that does not is a failed attempt.
+        compensate: undoes it should the run fail later; called with one ``ctx``.
 
     Raises:
         DefinitionError: something is not of its kind.
     """
     policy = None if retry is None else Retry.of(retry, Retry(1))
-    return lambda fn: Activity(fn, id=id, retry=policy, input_schema=input_schema, output_schema=output_schema)
+    return lambda fn: Activity(
+        fn,
+        id=id,
+        retry=policy,
+        input_schema=input_schema,
+        output_schema=output_schema,
+        compensate=compensate,
+    )
 
 
 def _plain_function(fn: Body, where: str) -> Body:

@@ -20,9 +20,10 @@ RUNS = "/admin/finoflow/execution/"
 @workflow(id="paperwork")
 def paperwork(ctx: Any, input: dict[str, Any]) -> Any:
     """Ask as the input says, after one step, and return the answer."""
-    ctx.step("prepare", lambda: input.get("prepared"))
+    undo = {None: None, "well": lambda _: None, "badly": lambda _: 1 / 0}[input.get("undo")]
+    ctx.step("prepare", lambda: input.get("prepared"), compensate=undo)
     if input.get("fails"):
-        ctx.step("break", lambda: 1 / 0)
+        ctx.step("break", lambda: int("broken"))
     if "sleep" in input:
         ctx.sleep("nap", input["sleep"])
     return ctx.wait_for_approval(

@@ -1,7 +1,9 @@
-"""Runs in the admin: read-only pages for operators, and retry and cancel (rule A6)."""
+"""Runs in the admin: read-only pages for operators, and what they can do: retry, cancel, resume, abandon (rule A6)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -10,9 +12,10 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.test import Client
+from django.utils.html import strip_tags
 
-from django_finoflow import RunNotResumable, WorkflowError, api
-from django_finoflow.admin.acting import can_cancel, can_retry
+from django_finoflow import RunNotResumable, Workflow, WorkflowError, api, registry
+from django_finoflow.admin.acting import VERBS
 from django_finoflow.models import Execution, Step
 from django_finoflow.statuses import Rollback, RunStatus, StuckReason
 from tests.admin_site import RUNS, ask, browser_of, button, chosen, paperwork, person, queries_of, run_of
@@ -30,6 +33,16 @@ def failed(**input: Any) -> Execution:
     with pytest.raises(WorkflowError) as caught:
         paperwork.run({"fails": True, **input})
     return Execution.objects.get(run_id=caught.value.state.run_id)
+
+
+def stuck() -> Execution:
+    """Return a run whose unwinding is stuck."""
+    result = paperwork.run({"fails": True, "undo": "badly"})
+    return Execution.objects.get(run_id=result.run_id)
+
+
+#: A run that each verb can be done with.
+ACCEPTED = {"retry": failed, "cancel": lambda: run_of(ask()), "resume": stuck, "abandon": stuck}
 
 
 def tick(client: Client, verb: str, runs: list[Execution], **data: Any) -> Any:
@@ -118,7 +131,7 @@ def test_the_page_of_a_run_tells_its_steps_and_waits_by_position_its_signals_and
 
 def test_the_page_of_a_failed_run_tells_the_error_and_unfolds_the_traceback(viewer: Client) -> None:
     text = viewer.get(page_of(failed())).content.decode()
-    assert "ZeroDivisionError: division by zero" in text
+    assert "ValueError: invalid literal for int() with base 10: &#x27;broken&#x27;" in text
     assert "<summary>Traceback</summary>" in text
 
 
@@ -147,11 +160,75 @@ def test_a_run_of_very_many_steps_shows_the_last_thousand_and_says_so(viewer: Cl
     assert "The positions before 102 are not shown." in page.content.decode()
 
 
-def test_related_runs_are_linked(viewer: Client) -> None:
-    parent, child = run_of(ask()), run_of(ask())
-    Execution.objects.filter(pk=child.pk).update(parent=parent)
-    assert page_of(parent) in viewer.get(page_of(child)).content.decode()
-    assert page_of(child) in viewer.get(page_of(parent)).content.decode()
+@pytest.fixture
+def with_child() -> Iterator[Execution]:
+    """A run that waits for its child."""
+    flow = Workflow("with-child").sub_workflow("papers", paperwork, {})
+    yield Execution.objects.get(run_id=flow.run().run_id)
+    registry.unregister(flow.id)
+
+
+def test_parent_and_children_are_linked_and_so_is_the_child_from_where_it_is_waited_for(
+    with_child: Execution, viewer: Client
+) -> None:
+    child = with_child.children.get()
+    page = viewer.get(page_of(with_child))
+    [row] = page.context["rows"]
+    assert (row.kind, row.name, row.link) == ("child run", "papers", page_of(child))
+    assert page.content.decode().count(f'<a href="{page_of(child)}">') == 2
+    assert page_of(with_child) in viewer.get(page_of(child)).content.decode()
+
+
+def test_a_child_that_was_deleted_is_not_linked(with_child: Execution, viewer: Client) -> None:
+    with_child.children.get().delete()
+    [row] = viewer.get(page_of(with_child)).context["rows"]
+    assert row.link == ""
+
+
+def compensations(page: Any) -> list[str]:
+    """Return what a run's page tells of each step's compensation, as text."""
+    return [strip_tags(row.undo).strip() for row in page.context["rows"]]
+
+
+@pytest.mark.parametrize(
+    ("fails", "undo", "told", "rollback"),
+    [
+        (False, None, "", ""),
+        (False, "well", "can be undone", ""),
+        (True, "well", "compensated", "completed"),
+        (True, "badly", "failed ZeroDivisionError: division by zero", ""),
+    ],
+)
+def test_the_page_of_a_run_tells_what_became_of_each_compensation(
+    fails: bool, undo: str | None, told: str, rollback: str, viewer: Client
+) -> None:
+    with suppress(WorkflowError):
+        paperwork.run({"fails": fails, "undo": undo})
+    page = viewer.get(page_of(Execution.objects.get()))
+    first, _gate_or_failure = compensations(page)
+    assert first.startswith(told)
+    assert bool(first) == bool(told)
+    assert ("Compensation</th>" in page.content.decode()) == bool(told)
+    assert (page.context["rows"][0].undone is not None) == fails
+    assert page.context["adminform"].model_admin.rolled_back(page.context["original"]) == rollback
+
+
+def test_the_page_of_an_abandoned_run_tells_its_rollback_and_what_was_skipped(viewer: Client) -> None:
+    run = stuck()
+    run.steps.create(branch="", index=7, step_id="other", status="done", compensable=True)
+    api.abandon_compensation(run.run_id)
+    page = viewer.get(page_of(run))
+    assert compensations(page)[-1] == "skipped"
+    assert '<div class="readonly">stuck</div>' in page.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [("done", "can be undone"), ("cancelled", "not undone"), ("error", "not undone")]
+)
+def test_what_will_never_be_undone_is_not_said_to_be(status: str, told: str, viewer: Client) -> None:
+    run = run_of(ask(undo="well"))
+    Execution.objects.filter(pk=run.pk).update(status=status)
+    assert compensations(viewer.get(page_of(run)))[0] == told
 
 
 def test_gates_are_linked_for_those_only_who_may_see_them(viewer: Client) -> None:
@@ -218,9 +295,41 @@ def test_bulk_cancel_and_retry_report_what_was_refused(operator: User) -> None:
     assert LogEntry.objects.count() == 2
 
 
-@pytest.mark.parametrize("verb", ["retry", "cancel"])
-def test_a_get_neither_retries_nor_cancels(verb: str, operator: User) -> None:
-    run = failed() if verb == "retry" else run_of(ask())
+@pytest.mark.parametrize(
+    ("verb", "status", "said", "logged"),
+    [
+        ("resume", "compensating", "1 unwinding will go on.", "Unwinding resumed."),
+        ("abandon", "error", "1 unwinding was abandoned.", "Unwinding abandoned."),
+    ],
+)
+def test_c3_resume_and_abandon_ask_first_and_their_post_acts(
+    verb: str, status: str, said: str, logged: str, operator: User
+) -> None:
+    run, client = stuck(), browser_of(operator)
+    assert button(verb, run) in client.get(RUNS).content.decode()
+    assert button(verb, run) in client.get(page_of(run)).content.decode()
+    page = client.get(button(verb, run))
+    assert run.run_id in page.content.decode()
+    assert Execution.objects.get().status == "stuck"
+    assert told(confirm(client, page)) == [said]
+    assert Execution.objects.get().status == status
+    entry = LogEntry.objects.get()
+    assert (entry.user, entry.object_id, entry.get_change_message()) == (operator, str(run.pk), logged)
+
+
+@pytest.mark.parametrize("verb", ["resume", "abandon"])
+def test_bulk_resume_and_abandon_report_what_was_refused(verb: str, operator: User) -> None:
+    first, second, waiting = stuck(), stuck(), run_of(ask())
+    client = browser_of(operator)
+    done, refusal = told(confirm(client, tick(client, verb, [first, second, waiting])))
+    assert done.startswith("2 unwindings")
+    assert refusal.startswith(f"paperwork {waiting.run_id}: Run {waiting.run_id} is waiting")
+    assert LogEntry.objects.count() == 2
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_get_does_nothing(verb: str, operator: User) -> None:
+    run = ACCEPTED[verb]()
     client = browser_of(operator)
     for url in (button(verb, run), f"{RUNS}{verb}/"):
         client.get(url, {"chosen": str(run.pk)})
@@ -229,9 +338,9 @@ def test_a_get_neither_retries_nor_cancels(verb: str, operator: User) -> None:
     assert Execution.objects.get().status == run.status
 
 
-@pytest.mark.parametrize("verb", ["retry", "cancel"])
-def test_who_may_only_see_runs_cannot_retry_or_cancel_them(verb: str, viewer: Client) -> None:
-    run = failed() if verb == "retry" else run_of(ask())
+@pytest.mark.parametrize("verb", VERBS)
+def test_who_may_only_see_runs_can_do_nothing_with_them(verb: str, viewer: Client) -> None:
+    run = ACCEPTED[verb]()
     for page in (viewer.get(RUNS), viewer.get(page_of(run))):
         assert button(verb, run) not in page.content.decode()
         assert f"finoflow_{verb}_selected" not in page.content.decode()
@@ -242,11 +351,19 @@ def test_who_may_only_see_runs_cannot_retry_or_cancel_them(verb: str, viewer: Cl
     assert Execution.objects.get().status == run.status
 
 
-@pytest.mark.parametrize("verb", ["retry", "cancel"])
-def test_who_may_not_see_runs_cannot_retry_or_cancel_them_either(verb: str) -> None:
-    run = failed() if verb == "retry" else run_of(ask())
+@pytest.mark.parametrize("verb", VERBS)
+def test_who_may_not_see_runs_can_do_nothing_with_them_either(verb: str) -> None:
+    run = ACCEPTED[verb]()
     client = browser_of(person("blind", "retry_execution", "cancel_execution"))
     assert client.get(button(verb, run)).status_code == 403
+    assert client.post(f"{RUNS}{verb}/", {"chosen": str(run.pk)}).status_code == 403
+    assert Execution.objects.get().status == run.status
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_needs_its_own_permission(verb: str) -> None:
+    other = {"retry": "cancel", "cancel": "retry"}[VERBS[verb].permission]
+    run, client = ACCEPTED[verb](), browser_of(person("other", "view_execution", f"{other}_execution"))
     assert client.post(f"{RUNS}{verb}/", {"chosen": str(run.pk)}).status_code == 403
     assert Execution.objects.get().status == run.status
 
@@ -269,12 +386,11 @@ def test_buttons_are_shown_exactly_where_the_api_would_accept(status: str, rollb
     state = {"status": status, "rollback": rollback, "stuck_reason": reason}
     Execution.objects.filter(pk=run.pk).update(**state)
     run.refresh_from_db()
-    retriable, cancellable = can_retry(run), can_cancel(run)
-    try:
-        api.retry_run(run.run_id)
-    except RunNotResumable:
-        assert not retriable
-    else:
-        assert retriable
-    Execution.objects.filter(pk=run.pk).update(**state)
-    assert api.cancel(run.run_id) == cancellable
+    for verb in VERBS.values():
+        Execution.objects.filter(pk=run.pk).update(**state)
+        try:
+            verb.act(run)
+        except RunNotResumable:
+            assert not verb.accepts(run)
+        else:
+            assert verb.accepts(run)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 
-from django_finoflow.models import Decision, Wait
-from tests.admin_site import GATES, RUNS, ask, person, run_of
+from django_finoflow.models import Decision, Execution, Wait
+from tests.admin_site import GATES, RUNS, ask, paperwork, person, run_of
 from tests.conftest import CHROMIUM
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -151,3 +151,17 @@ def test_an_operator_reads_the_page_of_a_run(gate: Wait, desk: Any) -> None:
     assert "approval" in timeline
     manager.page.click("#finoflow-timeline a")
     manager.page.wait_for_selector("text=Pay the plumber?")
+
+
+def test_c3_an_operator_sees_why_an_unwinding_is_stuck_and_abandons_it(desk: Any) -> None:
+    person("operator", "view_execution", "retry_execution")
+    paperwork.run({"fails": True, "undo": "badly"})
+    operator = desk("operator")
+    operator.page.goto(RUNS)
+    operator.page.click(".field-run_id a")
+    operator.page.wait_for_selector("#finoflow-timeline")
+    assert "division by zero" in operator.page.inner_text("#finoflow-timeline .finoflow-undo")
+    operator.page.click("a.finoflow_abandon")
+    operator.page.click("input[type=submit][value='Yes, abandon']")
+    assert "1 unwinding was abandoned." in operator.told()
+    assert Execution.objects.get().rollback == "stuck"

@@ -1,9 +1,14 @@
-"""Retry and cancel: a page asks, and its POST does it to each of the runs by itself."""
+"""What can be done with runs: a page asks, and its POST does it to each of the runs by itself.
+
+``VERBS`` says of each thing all there is to say; the views are the same for all of them.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import QuerySet
@@ -16,67 +21,23 @@ from .. import api, conf
 from ..exceptions import FinoflowError, RunNotResumable
 from ..models import Execution
 from ..statuses import Rollback, RunStatus, StuckReason
-from .pages import chosen_keys, refused
-
-
-class Acting:
-    """The pages of ``RunAdmin`` that ask, and what they lead to. ``verb`` is ``retry`` or ``cancel``."""
-
-    def ask_one(self: Any, request: HttpRequest, pk: int, verb: str) -> HttpResponse:
-        """Show the page that asks about one run."""
-        self._check_may(request, verb)
-        return self.ask_many(request, [get_object_or_404(self.get_queryset(request), pk=pk)], verb)
-
-    def ask_many(self: Any, request: HttpRequest, runs: QuerySet | list[Execution], verb: str) -> HttpResponse:
-        """Show the page that asks about the chosen runs."""
-        runs = list(runs)
-        title, button, what_it_does = QUESTIONS[verb]
-        return self.page(
-            request,
-            "admin/finoflow/execution/ask.html",
-            str(title),
-            runs=[(run, self.address_of(run), self.coloured_status(run)) for run in runs],
-            chosen=" ".join(str(run.pk) for run in runs),
-            button=button,
-            what_it_does=what_it_does,
-            action=self.link(request, f"finoflow_{verb}_many"),
-        )
-
-    def act(self: Any, request: HttpRequest, verb: str) -> HttpResponse:
-        """Take the POST of that page, and report what was refused."""
-        self._check_may(request, verb)
-        if request.method != "POST":
-            return self.back_to_list(request)
-        done, refusals = 0, []
-        for run in self.get_queryset(request).filter(pk__in=chosen_keys(request)):
-            try:
-                with transaction.atomic(using=conf.database()):
-                    ACTS[verb](run)
-                    self.log_change(request, run, str(LOGGED[verb]))
-                done += 1
-            except FinoflowError as error:
-                refusals.append(refused(run, error))
-        self.report(request, done, SENTENCES[verb], refusals)
-        return self.back_to_list(request)
-
-    def _check_may(self: Any, request: HttpRequest, verb: str) -> None:
-        allowed = self.has_retry_permission(request) if verb == "retry" else self.has_cancel_permission(request)
-        if not allowed or not self.has_view_permission(request):
-            raise PermissionDenied
+from .pages import chosen_keys, on_change_form_too, refused
 
 
 def can_retry(run: Execution) -> bool:
     """Whether a retry of this run would be accepted, as it stands."""
-    unwound = (
-        run.rollback in (Rollback.COMPLETED, Rollback.STUCK) or run.stuck_reason == StuckReason.COMPENSATION_FAILED
-    )
+    unwound = run.rollback in (Rollback.COMPLETED, Rollback.STUCK) or is_stuck_unwinding(run)
     return run.status in (RunStatus.ERROR, RunStatus.STUCK) and not unwound
 
 
 def can_cancel(run: Execution) -> bool:
     """Whether cancelling this run would change anything, as it stands."""
-    unwinding = run.status == RunStatus.COMPENSATING or run.stuck_reason == StuckReason.COMPENSATION_FAILED
-    return not run.is_over and not unwinding
+    return not run.is_over and run.status != RunStatus.COMPENSATING and not is_stuck_unwinding(run)
+
+
+def is_stuck_unwinding(run: Execution) -> bool:
+    """Whether this run's unwinding would be resumed or abandoned, as it stands."""
+    return run.status == RunStatus.STUCK and run.stuck_reason == StuckReason.COMPENSATION_FAILED
 
 
 def _cancel(run: Execution) -> None:
@@ -84,24 +45,158 @@ def _cancel(run: Execution) -> None:
         raise RunNotResumable(_("it has ended, or is unwinding"))
 
 
-LOGGED = {"retry": gettext_lazy("Tried again."), "cancel": gettext_lazy("Cancelled.")}
+class Verb(NamedTuple):
+    """One thing that can be done with runs."""
 
-ACTS = {"retry": lambda run: api.retry_run(run.run_id), "cancel": _cancel}
+    permission: str  # of ours, without its ``_execution``
+    accepts: Callable[[Execution], bool]
+    act: Callable[[Execution], Any]
+    button: Any
+    action: Any
+    title: Any
+    what_it_does: Any
+    yes: Any
+    log_entry: Any
+    sentence: Callable[[int], str]
 
-SENTENCES = {
-    "retry": lambda count: ngettext("%d run will be tried again.", "%d runs will be tried again.", count) % count,
-    "cancel": lambda count: ngettext("%d run was cancelled.", "%d runs were cancelled.", count) % count,
+
+VERBS = {
+    "retry": Verb(
+        permission="retry",
+        accepts=can_retry,
+        act=lambda run: api.retry_run(run.run_id),
+        button=gettext_lazy("Retry"),
+        action=gettext_lazy("Retry selected %(verbose_name_plural)s"),
+        title=gettext_lazy("Try again?"),
+        what_it_does=gettext_lazy(
+            "The failed steps are tried afresh; what is done stays done. A worker drives the run on."
+        ),
+        yes=gettext_lazy("Yes, try again"),
+        log_entry=gettext_lazy("Tried again."),
+        sentence=lambda n: ngettext("%d run will be tried again.", "%d runs will be tried again.", n) % n,
+    ),
+    "cancel": Verb(
+        permission="cancel",
+        accepts=can_cancel,
+        act=_cancel,
+        button=gettext_lazy("Cancel"),
+        action=gettext_lazy("Cancel selected %(verbose_name_plural)s"),
+        title=gettext_lazy("Cancel?"),
+        what_it_does=gettext_lazy(
+            "The run ends now, and nobody can answer its gates any more. Steps that are done stay done."
+        ),
+        yes=gettext_lazy("Yes, cancel"),
+        log_entry=gettext_lazy("Cancelled."),
+        sentence=lambda n: ngettext("%d run was cancelled.", "%d runs were cancelled.", n) % n,
+    ),
+    "resume": Verb(
+        permission="retry",
+        accepts=is_stuck_unwinding,
+        act=lambda run: api.resume_compensation(run.run_id),
+        button=gettext_lazy("Resume"),
+        action=gettext_lazy("Resume the unwinding of selected %(verbose_name_plural)s"),
+        title=gettext_lazy("Resume the unwinding?"),
+        what_it_does=gettext_lazy(
+            "The compensation that failed is tried again, and the unwinding goes on behind it. A worker does it."
+        ),
+        yes=gettext_lazy("Yes, resume"),
+        log_entry=gettext_lazy("Unwinding resumed."),
+        sentence=lambda n: ngettext("%d unwinding will go on.", "%d unwindings will go on.", n) % n,
+    ),
+    "abandon": Verb(
+        permission="retry",
+        accepts=is_stuck_unwinding,
+        act=lambda run: api.abandon_compensation(run.run_id),
+        button=gettext_lazy("Abandon"),
+        action=gettext_lazy("Abandon the unwinding of selected %(verbose_name_plural)s"),
+        title=gettext_lazy("Abandon the unwinding?"),
+        what_it_does=gettext_lazy(
+            "What has not been undone yet never will be: undo it by hand. The run ends as failed, for good."
+        ),
+        yes=gettext_lazy("Yes, abandon"),
+        log_entry=gettext_lazy("Unwinding abandoned."),
+        sentence=lambda n: ngettext("%d unwinding was abandoned.", "%d unwindings were abandoned.", n) % n,
+    ),
 }
 
-QUESTIONS = {
-    "retry": (
-        gettext_lazy("Try again?"),
-        gettext_lazy("Yes, try again"),
-        gettext_lazy("The failed steps are tried afresh; what is done stays done. A worker drives the run on."),
-    ),
-    "cancel": (
-        gettext_lazy("Cancel?"),
-        gettext_lazy("Yes, cancel"),
-        gettext_lazy("The run ends now, and nobody can answer its gates any more. Steps that are done stay done."),
-    ),
-}
+
+def views(name: str) -> tuple[Any, Any, Any]:
+    """Return the views of one verb, as methods of ``RunAdmin``: its button's, its bulk action, and what takes the POST
+    of the page that both show.
+    """
+    verb = VERBS[name]
+
+    @admin.display(description=verb.button)
+    def ask_one(self: Any, request: HttpRequest, pk: int) -> HttpResponse:
+        return self.ask_one(request, pk, name)
+
+    @on_change_form_too(permissions=[verb.permission], description=verb.action)
+    def ask_many(self: Any, request: HttpRequest, queryset: QuerySet) -> HttpResponse:
+        return self.ask_many(request, queryset, name)
+
+    def act(self: Any, request: HttpRequest) -> HttpResponse:
+        return self.act(request, name)
+
+    ask_one.url_path = act.url_path = name  # type: ignore[attr-defined]
+    return ask_one, ask_many, act
+
+
+class Acting:
+    """The pages of ``RunAdmin`` that ask, and what they lead to. ``name`` is one of ``VERBS``."""
+
+    finoflow_retry, finoflow_retry_selected, finoflow_retry_many = views("retry")
+    finoflow_cancel, finoflow_cancel_selected, finoflow_cancel_many = views("cancel")
+    finoflow_resume, finoflow_resume_selected, finoflow_resume_many = views("resume")
+    finoflow_abandon, finoflow_abandon_selected, finoflow_abandon_many = views("abandon")
+
+    def has_retry_permission(self, request: HttpRequest) -> bool:
+        """Whether the user may retry runs, and resume or abandon their unwinding."""
+        return request.user.has_perm("finoflow.retry_execution")
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        """Whether the user may cancel runs."""
+        return request.user.has_perm("finoflow.cancel_execution")
+
+    def may(self, request: HttpRequest, name: str) -> bool:
+        """Whether the user may do this with runs that accept it."""
+        return getattr(self, f"has_{VERBS[name].permission}_permission")(request)
+
+    def ask_one(self: Any, request: HttpRequest, pk: int, name: str) -> HttpResponse:
+        """Show the page that asks about one run."""
+        self._check_may(request, name)
+        return self.ask_many(request, [get_object_or_404(self.get_queryset(request), pk=pk)], name)
+
+    def ask_many(self: Any, request: HttpRequest, runs: QuerySet | list[Execution], name: str) -> HttpResponse:
+        """Show the page that asks about the chosen runs."""
+        runs, verb = list(runs), VERBS[name]
+        return self.page(
+            request,
+            "admin/finoflow/execution/ask.html",
+            str(verb.title),
+            runs=[(run, self.address_of(run), self.coloured_status(run)) for run in runs],
+            chosen=" ".join(str(run.pk) for run in runs),
+            button=verb.yes,
+            what_it_does=verb.what_it_does,
+            action=self.link(request, f"finoflow_{name}_many"),
+        )
+
+    def act(self: Any, request: HttpRequest, name: str) -> HttpResponse:
+        """Take the POST of that page, and report what was refused."""
+        self._check_may(request, name)
+        if request.method != "POST":
+            return self.back_to_list(request)
+        verb, done, refusals = VERBS[name], 0, []
+        for run in self.get_queryset(request).filter(pk__in=chosen_keys(request)):
+            try:
+                with transaction.atomic(using=conf.database()):
+                    verb.act(run)
+                    self.log_change(request, run, str(verb.log_entry))
+                done += 1
+            except FinoflowError as error:
+                refusals.append(refused(run, error))
+        self.report(request, done, verb.sentence, refusals)
+        return self.back_to_list(request)
+
+    def _check_may(self: Any, request: HttpRequest, name: str) -> None:
+        if not self.may(request, name) or not self.has_view_permission(request):
+            raise PermissionDenied

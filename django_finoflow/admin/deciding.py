@@ -163,10 +163,7 @@ class Deciding:
     def _show_many(
         self: Any, request: HttpRequest, gates: list[Wait], approved: bool, form: AnswerForm
     ) -> HttpResponse:
-        asked = [
-            (gate, self.what_is_shown(gate), self.deadline(gate), decisions.why_not(gate, request.user))
-            for gate in gates
-        ]
+        asked = [(gate, self.what_is_shown(gate), self.deadline(gate), self.why_not(request, gate)) for gate in gates]
         return self.page(
             request,
             "admin/finoflow/wait/decide_many.html",

@@ -1,14 +1,14 @@
-"""The pages of runs: a list to find one, a read-only page that tells its whole story, and retry and cancel."""
+"""The pages of runs: a list to find one, and a read-only page with its whole story. ``acting`` has the buttons."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import Prefetch, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -17,11 +17,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..models import Execution, Step, Wait
-from ..statuses import Rollback, RunStatus, StepStatus
+from ..statuses import RunStatus, StepStatus
 from . import acting, timeline, values
-from .pages import RecordAdmin, on_change_form_too
+from .pages import RecordAdmin
 
-VIEW, RETRY, CANCEL = "finoflow.view_execution", "finoflow.retry_execution", "finoflow.cancel_execution"
+VIEW = "finoflow.view_execution"
 
 #: How the list colours a status.
 TONES = {
@@ -54,28 +54,19 @@ class RunAdmin(acting.Acting, RecordAdmin):
     search_fields = ("run_id", "key", "requester_name")
     search_help_text = gettext_lazy("Run, key or requester")
     ordering = ("-created_at", "-id")
-    actions = ("finoflow_retry_selected", "finoflow_cancel_selected")
-    actions_row = ("finoflow_retry", "finoflow_cancel")
+    actions = tuple(f"finoflow_{verb}_selected" for verb in acting.VERBS)
+    actions_row = tuple(f"finoflow_{verb}" for verb in acting.VERBS)
     actions_detail = actions_row
-    bulk = ("finoflow_retry_many", "finoflow_cancel_many")
+    bulk = tuple(f"finoflow_{verb}_many" for verb in acting.VERBS)
 
     # ── who may ──
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return request.user.has_perm(VIEW)
 
-    def has_retry_permission(self, request: HttpRequest) -> bool:
-        """Whether the user may retry runs."""
-        return request.user.has_perm(RETRY)
-
-    def has_cancel_permission(self, request: HttpRequest) -> bool:
-        """Whether the user may cancel runs."""
-        return request.user.has_perm(CANCEL)
-
     def may_press(self, request: HttpRequest, name: str, obj: Execution) -> bool:
-        if name == "finoflow_retry":
-            return self.has_retry_permission(request) and acting.can_retry(obj)
-        return self.has_cancel_permission(request) and acting.can_cancel(obj)
+        verb = name.removeprefix("finoflow_")
+        return self.may(request, verb) and acting.VERBS[verb].accepts(obj)
 
     # ── the list ──
 
@@ -109,8 +100,10 @@ class RunAdmin(acting.Acting, RecordAdmin):
             "placed",
             "times",
             "driven",
-            "trouble",
-            "family",
+            "recovered",
+            "rolled_back",
+            "parent_run",
+            "child_runs",
         )
         telling = [name for name in facts if obj is None or _said(getattr(self, name, None), obj, name)]
         payloads = [
@@ -152,17 +145,24 @@ class RunAdmin(acting.Acting, RecordAdmin):
         }
 
     @admin.display(description=gettext_lazy("trouble"))
-    def trouble(self, run: Execution) -> str:
-        told = run.rollback not in ("", Rollback.NOT_APPLICABLE)
-        rollback = _("rollback: %s") % run.get_rollback_display() if told else ""
-        recoveries = ngettext("%d recovery", "%d recoveries", run.recoveries) % run.recoveries if run.recoveries else ""
-        return ", ".join(filter(None, [recoveries, rollback]))
+    def recovered(self, run: Execution) -> str:
+        return ngettext("%d recovery", "%d recoveries", run.recoveries) % run.recoveries if run.recoveries else ""
 
-    @admin.display(description=gettext_lazy("related runs"))
-    def family(self, run: Execution) -> SafeString:
-        parent = [run.parent] if run.parent else []
-        relatives = [*parent, *run.children.only("run_id", "workflow_id").order_by("pk")]
-        return format_html_join(", ", '<a href="{}">{}</a>', ((self.address_of(one), one) for one in relatives))
+    @admin.display(description=gettext_lazy("rollback"))
+    def rolled_back(self, run: Execution) -> str:
+        return run.get_rollback_display()
+
+    @admin.display(description=gettext_lazy("parent run"))
+    def parent_run(self, run: Execution) -> SafeString:
+        return self._linked([run.parent] if run.parent else [])
+
+    @admin.display(description=gettext_lazy("child runs"))
+    def child_runs(self, run: Execution) -> SafeString:
+        return self._linked(run.children.defer("input", "state", "result", "error").order_by("pk")[: timeline.MOST])
+
+    def _linked(self, runs: Iterable[Execution]) -> SafeString:
+        lines = ((self.address_of(run), run, self.coloured_status(run)) for run in runs)
+        return format_html_join("", '<div><a href="{}">{}</a> {}</div>', lines)
 
     @admin.display(description=gettext_lazy("input"))
     def shown_input(self, run: Execution) -> SafeString:
@@ -179,41 +179,6 @@ class RunAdmin(acting.Acting, RecordAdmin):
     @admin.display(description=gettext_lazy("error"))
     def shown_error(self, run: Execution) -> SafeString:
         return values.error(run.error)
-
-    # ── retry and cancel: a page asks, its POST acts ──
-
-    @admin.display(description=gettext_lazy("Retry"))
-    def finoflow_retry(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """The page that asks whether to retry one run, and its POST."""
-        return self.ask_one(request, pk, "retry")
-
-    @admin.display(description=gettext_lazy("Cancel"))
-    def finoflow_cancel(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """The page that asks whether to cancel one run, and its POST."""
-        return self.ask_one(request, pk, "cancel")
-
-    @on_change_form_too(permissions=["retry"], description=gettext_lazy("Retry selected %(verbose_name_plural)s"))
-    def finoflow_retry_selected(self, request: HttpRequest, queryset: QuerySet) -> HttpResponse:
-        """Ask whether to retry the chosen runs."""
-        return self.ask_many(request, queryset, "retry")
-
-    @on_change_form_too(permissions=["cancel"], description=gettext_lazy("Cancel selected %(verbose_name_plural)s"))
-    def finoflow_cancel_selected(self, request: HttpRequest, queryset: QuerySet) -> HttpResponse:
-        """Ask whether to cancel the chosen runs."""
-        return self.ask_many(request, queryset, "cancel")
-
-    def finoflow_retry_many(self, request: HttpRequest) -> HttpResponse:
-        """The POST of the page that asked whether to retry several runs."""
-        return self.act(request, "retry")
-
-    def finoflow_cancel_many(self, request: HttpRequest) -> HttpResponse:
-        """The POST of the page that asked whether to cancel several runs."""
-        return self.act(request, "cancel")
-
-    finoflow_retry.url_path = "retry"  # type: ignore[attr-defined]
-    finoflow_cancel.url_path = "cancel"  # type: ignore[attr-defined]
-    finoflow_retry_many.url_path = "retry"  # type: ignore[attr-defined]
-    finoflow_cancel_many.url_path = "cancel"  # type: ignore[attr-defined]
 
     def address_of(self, run: Execution) -> str:
         """Return the address of the page of a run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from django.urls import reverse
@@ -10,8 +11,9 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from ..history import child_run_id
 from ..models import Decision, Execution, Step, Wait
-from ..statuses import Outcome, StepStatus
+from ..statuses import Outcome, RunStatus, StepStatus, Undo, WaitKind
 from . import values
 
 #: Rows shown of each table, the last ones: a page of more takes a browser's breath away.
@@ -26,10 +28,11 @@ TONES = {
     Outcome.FIRED: "good",
     Outcome.TIMED_OUT: "bad",
 }
+UNDO_TONES = {Undo.COMPENSATED: "good", Undo.FAILED: "bad"}
 
 
 class Row(NamedTuple):
-    """One checkpoint of the table. ``link`` leads to a gate's own page."""
+    """One checkpoint of the table. ``undo`` is about its compensation; ``link`` leads to a gate's or child's page."""
 
     position: int
     branch: str
@@ -40,6 +43,8 @@ class Row(NamedTuple):
     content: SafeString
     began: datetime | None
     ended: datetime | None
+    undo: SafeString | str = ""
+    undone: datetime | None = None
     link: str = ""
 
 
@@ -51,14 +56,16 @@ def of(run: Execution, site: str, *, gates: bool) -> dict[str, Any]:
         site: the name of the admin site, for links.
         gates: whether whoever looks may see gates' own pages.
     """
-    steps = [_step(step) for step in run.steps.order_by("-index", "-branch")[:MOST]]
+    steps = [_step(step, run) for step in run.steps.order_by("-index", "-branch")[:MOST]]
+    links = Links(run, site, gates)
     waits = run.waits.select_related("signal").order_by("-index", "-branch")[:MOST]
-    rows = sorted(steps + [_wait(wait, site, gates) for wait in waits], key=lambda row: (row.position, row.branch))
+    rows = sorted(steps + [_wait(wait, links) for wait in waits], key=lambda row: (row.position, row.branch))
     signals = run.signals.order_by("received_at", "pk")[:MOST]
     decisions = Decision.objects.filter(wait__execution=run).select_related("wait").order_by("decided_at", "pk")[:MOST]
     rows = rows[-MOST:]
     return {
         "rows": rows,
+        "with_undo": any(row.undo for row in rows),
         "earlier": rows[0].position if len(rows) == MOST else 0,
         "signals": [(signal, values.payload(signal.payload)) for signal in signals],
         "decisions": [(decision, verdict(decision), values.shown(decision.data)) for decision in decisions],
@@ -70,7 +77,31 @@ def verdict(decision: Decision) -> SafeString:
     return values.badge(_("approved"), "good") if decision.approved else values.badge(_("rejected"), "bad")
 
 
-def _step(step: Step) -> Row:
+class Links:
+    """The addresses of the pages that the rows of one run lead to: of gates, for those who may see them; of children.
+
+    A child may be gone: its row is the run's own, but nobody is kept from deleting it.
+    """
+
+    def __init__(self, run: Execution, site: str, gates: bool):
+        self._run, self._site, self._gates = run, site, gates
+
+    @cached_property
+    def _children(self) -> dict[str, int]:
+        return dict(self._run.children.values_list("run_id", "pk"))
+
+    def of(self, wait: Wait) -> str:
+        """Return the address for a wait, or nothing."""
+        if wait.kind == WaitKind.CHILD:
+            pk = self._children.get(child_run_id(self._run, wait.branch, wait.index))
+            return self._address("execution", pk) if pk else ""
+        return self._address("wait", wait.pk) if self._gates and wait.is_gate else ""
+
+    def _address(self, model: str, pk: int) -> str:
+        return reverse(f"admin:finoflow_{model}_change", args=[pk], current_app=self._site)
+
+
+def _step(step: Step, run: Execution) -> Row:
     content = values.payload(step.result) if step.error is None else values.error(step.error)
     if step.status == StepStatus.RETRYING:
         content = format_html("{} {} {}", content, _("Next attempt:"), values.shown(step.due_at))
@@ -85,12 +116,24 @@ def _step(step: Step) -> Row:
         content,
         step.started_at,
         step.finished_at,
+        _undo(step, run),
+        step.compensated_at,
     )
 
 
-def _wait(wait: Wait, site: str, gates: bool) -> Row:
+def _undo(step: Step, run: Execution) -> SafeString | str:
+    """Return what became of a step's compensation, or may become of it."""
+    if step.compensation:
+        outcome = values.badge(step.get_compensation_display(), UNDO_TONES.get(Undo(step.compensation), ""))
+        wrong = "" if step.compensation_error is None else values.error(step.compensation_error)
+        return format_html("{} {}", outcome, wrong)
+    if not step.compensable:
+        return ""
+    return _("not undone") if run.status in (RunStatus.ERROR, RunStatus.CANCELLED) else _("can be undone")
+
+
+def _wait(wait: Wait, links: Links) -> Row:
     signal = getattr(wait, "signal", None)
-    link = reverse("admin:finoflow_wait_change", args=[wait.pk], current_app=site) if gates and wait.is_gate else ""
     return Row(
         wait.index,
         wait.branch,
@@ -101,7 +144,7 @@ def _wait(wait: Wait, site: str, gates: bool) -> Row:
         values.payload(signal.payload) if signal else _deadline(wait),
         wait.opened_at,
         wait.closed_at,
-        link,
+        link=links.of(wait),
     )
 
 

@@ -128,7 +128,7 @@ class Migration(migrations.Migration):
                 (
                     "kind",
                     models.CharField(
-                        choices=[("step", "step"), ("activity", "activity")],
+                        choices=[("step", "step"), ("activity", "activity"), ("map", "map"), ("branch", "branch")],
                         default="step",
                         max_length=20,
                         verbose_name="kind",
@@ -149,6 +149,7 @@ class Migration(migrations.Migration):
                 ("state_patch", django_finoflow.fields.PayloadField(verbose_name="changes to the state")),
                 ("started_at", models.DateTimeField(null=True, verbose_name="started")),
                 ("finished_at", models.DateTimeField(null=True, verbose_name="finished")),
+                ("compensable", models.BooleanField(default=False, verbose_name="can be undone")),
                 (
                     "compensation",
                     models.CharField(

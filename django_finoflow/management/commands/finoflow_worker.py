@@ -5,9 +5,10 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_finoflow import conf, durations
+from django_finoflow.drive import in_test_case
 from django_finoflow.options import Options
 from django_finoflow.processes import Supervisor, stopped_by_signals
 from django_finoflow.report import Report
@@ -60,7 +61,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         chosen = Options(
-            queues=tuple(options["queue"]),
+            queues=(queue,) if isinstance(queue := options["queue"], str) else tuple(queue),
             concurrency=options["concurrency"],
             drain=options["drain"],
             max_runs=options["max_runs"],
@@ -70,6 +71,10 @@ class Command(BaseCommand):
             name=options["name"],
         )
         processes, verbosity = options["processes"], options["verbosity"]
+        if processes > 1 and in_test_case():
+            raise CommandError(
+                "--processes cannot be used inside a TestCase: other processes would not see its database."
+            )
         with Report(self.stdout, verbosity):
             boss: Any = Worker(chosen) if processes == 1 else Supervisor(chosen, processes, verbosity)
             with stopped_by_signals(boss):
