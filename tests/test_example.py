@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -192,29 +193,129 @@ def test_nobody_approves_their_own_claim(demo: Demo) -> None:
         for decision in Decision.objects.filter(wait__execution__requester__username="maria"):
             print(decision.user_name)
     """)
-    assert answered_by.split() == ["jonas", "jonas"]
+    assert answered_by.split() == ["jonas", "jonas", "jonas"]
 
 
 def test_a_second_demo_starts_nothing_and_pays_nothing(demo: Demo) -> None:
     rows, _, _, refused = numbers(demo.first, "expenses.csv:")
     assert numbers(demo.second, "expenses.csv:") == [rows, 0, rows - refused, refused]
     assert numbers(demo.second, "payments, EUR")[-1] == 0
+    assert numbers(demo.second, "lines in the shop's ledger")[-1] == 0
     assert outcomes(demo.second) == outcomes(demo.first)
+    assert shop(demo.second) == shop(demo.first)
 
 
-def test_no_run_of_the_example_fails_or_is_stuck(demo: Demo) -> None:
+def test_no_run_of_the_example_is_stuck_and_none_fails_but_those_that_are_meant_to(demo: Demo) -> None:
     statuses = demo.project.run_code("""
         from django_finoflow.models import Execution
-        print(*Execution.objects.order_by("status").values_list("status", flat=True).distinct())
+        for run in Execution.objects.all():
+            print(run.workflow_id, run.status, run.rollback)
     """)
-    assert statuses.split() == ["done", "waiting"]
+    assert set(statuses.splitlines()) == {
+        "expense-approval done ",
+        "expense-approval waiting ",
+        "purchase-approval done ",
+        "purchase-approval waiting ",
+        "purchase-approval error completed",
+        "customer-order done ",
+        "customer-order error completed",
+    }
 
 
 def test_gates_are_left_open_for_the_admin(demo: Demo) -> None:
-    table = outcomes(demo.first)
+    claims, shops = outcomes(demo.first), shop(demo.first)
     for_managers, for_finance = numbers(demo.first, "wait for a manager")
-    assert for_managers == table["waiting for manager"][0] > 0
-    assert for_finance == table["waiting for finance"][0] > 0
+    assert for_managers == claims["waiting for manager"][0] + shops["purchases waiting for manager"][0]
+    assert for_finance == claims["waiting for finance"][0] + shops["purchases waiting for finance"][0]
+    assert min(claims["waiting for manager"][0], shops["purchases waiting for finance"][0]) > 0
+
+
+# ── purchases and orders ──
+
+
+def shop(printed: str) -> dict[str, tuple[int, Decimal]]:
+    """Return how many purchases and orders came to each outcome, and their sum."""
+    rows = re.findall(r"^((?:purchases|orders) \D+?) +(\d+) +([\d,.]+)$", printed, re.MULTILINE)
+    return {name: (int(count), Decimal(eur.replace(",", ""))) for name, count, eur in rows}
+
+
+def shop_file(name: str) -> dict[str, dict[str, str]]:
+    """Return the rows of one of the shop's files by their number."""
+    with (EXAMPLE / name).open(encoding="utf-8", newline="") as file:
+        return {row["number"]: row for row in csv.DictReader(file)}
+
+
+def test_every_purchase_and_order_is_accounted_for(demo: Demo) -> None:
+    told = shop(demo.first)
+    for things in ("purchases", "orders"):
+        rows = shop_file(f"{things}.csv").values()
+        ours = [line for name, line in told.items() if name.startswith(things)]
+        assert sum(count for count, _eur in ours) == len(rows)
+        assert sum(eur for _count, eur in ours) == sum(Decimal(row["eur"]) for row in rows)
+    assert numbers(demo.first, "purchases started") == [11, 12]
+
+
+def test_only_a_large_purchase_is_put_before_finance_and_a_small_one_passes_their_gate_without_a_stop(
+    demo: Demo,
+) -> None:
+    gates = demo.project.run_code("""
+        from django_finoflow.models import Wait
+        for gate in Wait.objects.filter(name="finance", execution__workflow_id="purchase-approval"):
+            signal = getattr(gate, "signal", None)
+            came = "never" if signal is None else "early" if signal.received_at < gate.opened_at else "later"
+            print(gate.execution.key, came, *gate.decisions.values_list("user_name", flat=True))
+    """)
+    asked = {"P-03": "later sofia", "P-05": "later sofia", "P-07": "later sofia", "P-10": "never"}
+    small = {key for key, row in shop_file("purchases.csv").items() if Decimal(row["eur"]) <= 1000} - {"P-11"}
+    assert dict(line.split(maxsplit=1) for line in gates.splitlines()) == {**asked, **dict.fromkeys(small, "early")}
+
+
+LEDGER = """
+from django_finoflow.models import Execution
+from shop.models import Posting
+for run in Execution.objects.filter(workflow_id__in=["purchase-approval", "customer-order"]):
+    lines = [(line.account, str(line.amount)) for line in Posting.objects.filter(run_id=run.run_id)]
+    undone = run.steps.exclude(compensation="").order_by("compensated_at").values_list("step_id", flat=True)
+    print(run.key, run.status, ";".join(f"{account} {amount}" for account, amount in lines), *undone, sep="|")
+"""
+
+
+def test_c1_what_failed_is_undone_in_reverse_order_and_its_ledger_nets_to_zero(demo: Demo) -> None:
+    files = {**shop_file("purchases.csv"), **shop_file("orders.csv")}
+    failed = []
+    for line in demo.project.run_code(LEDGER).splitlines():
+        key, status, ledger, *undone = line.split("|")
+        sums: dict[str, Decimal] = {}
+        for account, amount in (entry.split() for entry in ledger.split(";")):
+            sums[account] = sums.get(account, Decimal(0)) + Decimal(amount)
+        eur = Decimal(files[key]["eur"])
+        if status == "error":
+            failed.append(key)
+            assert set(sums.values()) == {0}
+            assert undone == (["charge", "reserve"] if key.startswith("O") else ["set aside"])
+        elif key.startswith("O"):
+            assert sums == {"stock": -Decimal(files[key]["pieces"]), "cash": eur}
+        else:
+            assert sums == {"budget": -eur}
+    assert sorted(failed) == ["O-03", "O-07", "O-10", "P-05", "P-08"]
+    told = [line.strip() for line in demo.first.splitlines() if re.match(r"  [OP]-", line)]
+    assert sorted(line.split(":")[0] for line in told) == sorted(failed)
+    assert "O-03: stock -2.00, cash +99.80, cash -99.80, stock +2.00 (no carrier goes to Iceland)" in told
+    assert "Each was undone in reverse order, and adds up to nothing." in demo.first
+
+
+def test_the_demo_notices_a_line_too_many_in_the_shops_ledger(demo: Demo) -> None:
+    wrong = demo.project.run_code("""
+        from django.db import transaction
+        from shop import outcomes
+        from shop.models import Posting
+        with transaction.atomic():
+            Posting.objects.create(key="x", run_id=outcomes.undone().last().run_id, account="cash", amount=1)
+            print(outcomes.disagreements())
+            transaction.set_rollback(True)
+    """)
+    assert "cash +1.00" in wrong
+    assert "in the till" in wrong
 
 
 def test_the_example_follows_what_the_system_checks_recommend(demo: Demo) -> None:
@@ -228,7 +329,7 @@ APPROVE_ONE = """
 from django.contrib.auth.models import User
 from django_finoflow import decide
 from django_finoflow.models import Wait
-gate = Wait.objects.gates().open().filter(name="manager").first()
+gate = Wait.objects.gates().open().filter(name="manager", execution__workflow_id="expense-approval").first()
 run_id = gate.execution.run_id
 decide(run_id, "manager", user=User.objects.get(username="jonas"), approved=True, wait=gate)
 print(run_id)

@@ -1,1 +1,1 @@
-"""A small company's Django project, with one app: expenses."""
+"""A small company's Django project, with two apps: expenses and shop."""

@@ -1,4 +1,4 @@
-"""``manage.py demo``: two months of expense claims, from the finance team's file to the ledger, in some seconds.
+"""``manage.py demo``: two months of expense claims, and some purchases and orders, from files to ledgers, in seconds.
 
 Each piece is the real thing: the file, the worker in a process of its own, the people's decisions. Only the clicks in
 the admin are calls.
@@ -19,12 +19,16 @@ from django.utils import timezone
 from django_finoflow.models import Wait
 from django_finoflow.statuses import RunStatus
 from expenses import answers, outcomes, people
+from shop import answers as shop_answers
+from shop import loading as shop_loading
+from shop import outcomes as shop_outcomes
+from shop.models import Posting
 
-FILE = settings.BASE_DIR / "expenses.csv"
+CLAIMS, PURCHASES, ORDERS = (settings.BASE_DIR / f"{name}.csv" for name in ("expenses", "purchases", "orders"))
 SOON = timedelta(minutes=1)
 
 GOODBYE = """\
-{managers} claims wait for a manager and {finance} for finance. To answer them, start the site and a worker:
+{managers} claims and purchases wait for a manager and {finance} for finance. To answer, start the site and a worker:
 
     {manage} runserver
     {manage} finoflow_worker
@@ -42,14 +46,17 @@ class Command(BaseCommand):
         call_command("migrate", verbosity=0)
         people.create_people()
         before, _ = outcomes.ledger()
+        posted = Posting.objects.count()
 
-        self.heading(f"The file, on {connection.vendor}")
-        call_command("load_claims", FILE, stdout=self.stdout)
+        self.heading(f"The files, on {connection.vendor}")
+        call_command("load_claims", CLAIMS, stdout=self.stdout)
+        purchases, orders = shop_loading.load_purchases(PURCHASES), shop_loading.load_orders(ORDERS)
+        self.stdout.write(f"purchases.csv: {purchases} purchases started; orders.csv: {orders} orders started")
 
         self.heading("The people")
         for group, usernames in people.STAFF.items():
             self.stdout.write(f"{group}: {', '.join(usernames)}")
-        self.stdout.write(answers.POLICY)
+        self.stdout.write(answers.POLICY + shop_answers.POLICY)
         self.drive_and_answer()
         self.wait_out_deadlines()
 
@@ -60,8 +67,10 @@ class Command(BaseCommand):
             raise CommandError(f"Some runs are {' or '.join(trouble)}: look at them in the admin.")
         self.heading("The ledger")
         self.check_ledger(lines["paid"], before)
+        self.heading("What became of the purchases and orders")
+        self.show_shop(posted)
         self.heading("Your turn")
-        self.say_goodbye(lines)
+        self.say_goodbye()
 
     def heading(self, text):
         self.stdout.write(self.style.MIGRATE_HEADING(f"\n{text}"))
@@ -70,7 +79,7 @@ class Command(BaseCommand):
         """Let the worker and the people take turns until nobody has anything to do."""
         while True:
             self.run_worker()
-            answered = answers.answer_all(say=lambda text: self.stdout.write(f"  {text}"))
+            answered = answers.answer_all(say=lambda text: self.stdout.write(f"  {text}")) + shop_answers.answer_all()
             if not answered:
                 return
             self.stdout.write(f"people gave {answered} answers")
@@ -105,14 +114,26 @@ class Command(BaseCommand):
             f"{sent} employees' notices were sent; the mail service took {again} of them at a second try."
         )
 
-    def say_goodbye(self, lines):
+    def show_shop(self, before):
+        """Show what was bought and sold, and that what failed was undone in the right order and has left nothing."""
+        self.stdout.write(shop_outcomes.table())
+        self.stdout.write("\nThe ledger of what was undone:")
+        for run in shop_outcomes.undone():
+            self.stdout.write(f"  {shop_outcomes.story(run)}")
+        if wrong := shop_outcomes.disagreements():
+            raise CommandError(f"The shop's ledger is wrong! {'; '.join(wrong)}")
+        self.stdout.write(self.style.SUCCESS("Each was undone in reverse order, and adds up to nothing."))
+        lines = Posting.objects.count()
+        self.stdout.write(f"{lines} lines in the shop's ledger; {lines - before} of them are new")
+
+    def say_goodbye(self):
         """Say how to go on in the admin."""
-        manage = f"{sys.orig_argv[0]} {sys.argv[0]}"  # as it was typed
+        gates = Wait.objects.gates().open()
         self.stdout.write(
             GOODBYE.format(
-                managers=lines["waiting for manager"].claims,
-                finance=lines["waiting for finance"].claims,
-                manage=manage,
+                managers=gates.filter(name="manager").count(),
+                finance=gates.filter(name="finance").count(),
+                manage=f"{sys.orig_argv[0]} {sys.argv[0]}",  # as it was typed
                 password=people.PASSWORD,
             )
         )
