@@ -29,21 +29,43 @@ from django.db.models import QuerySet
 from django.dispatch import Signal
 
 import django_finoflow
-from django_finoflow import Approval, Retry, WorkflowError, cancel, conf, decide, events, registry
+from django_finoflow import (
+    Approval,
+    Retry,
+    Workflow,
+    WorkflowError,
+    cancel,
+    conf,
+    decide,
+    events,
+    exceptions,
+    registry,
+)
+from django_finoflow.compensation import UndoContext
 from django_finoflow.context import Context
+from django_finoflow.graph import HandlerContext
 from django_finoflow.management.commands.finoflow_worker import Command
 from tests import databases
 from tests.processes import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+SHAPES = [path.name for path in sorted(DOCS.glob("builder*.md"))]
 EXAMPLES = ["README.md", "concepts.md", "workflows.md", "approvals.md", "payloads.md", "worker.md", "settings.md"]
+EXAMPLES += ["rollback.md", *SHAPES]
 
 BLOCK = re.compile(
     r"(?P<skip><!-- not run[^>]*-->\n)?^```(?:\{code-block\} )?(?P<language>\w+)\n"
     r"(?::caption: (?P<caption>[^\n]*)\n\n)?(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+
+#: Of the public names, those of exceptions: most have no signature of their own.
+ERRORS = {name for name in django_finoflow.__all__ if name in vars(exceptions)}
+#: The pages that tell of system checks.
+CHECKS = ("worker.md", "settings.md", "builder.md")
+#: Names of the context that are the engine's, or the builder's.
+INTERNAL = {"leftover", "perform", "perform_together", "results", "signals"}
 
 once = pytest.mark.only_sqlite(reason="reads files and needs no server; once is enough")
 
@@ -101,7 +123,7 @@ def test_every_python_example_compiles(name: str) -> None:
 @pytest.mark.parametrize("name", [path.name for path in PAGES])
 def test_every_call_in_an_example_fits_the_signature_of_what_it_calls(name: str) -> None:
     called = {f"ctx.{name}": value for name, value in inspect.getmembers(Context, inspect.isfunction)}
-    called |= {name: getattr(django_finoflow, name) for name in django_finoflow.__all__}
+    called |= {name: getattr(django_finoflow, name) for name in django_finoflow.__all__ if name not in ERRORS}
     for block in blocks(name, "python"):
         for call in [node for node in ast.walk(ast.parse(block.text)) if isinstance(node, ast.Call)]:
             if (spelled := ast.unparse(call.func)) in called:
@@ -273,8 +295,46 @@ def test_every_option_of_the_worker_is_told() -> None:
 
 @once
 def test_every_name_of_the_context_is_told() -> None:
-    names = [name for name in vars(Context) if not name.startswith("_") and name != "leftover"]
+    names = [name for name in vars(Context) if not name.startswith("_") and name not in INTERNAL]
     assert [name for name in [*names, "input"] if not re.search(rf"`ctx\.{name}\b", page("workflows.md"))] == []
+
+
+def named_in_docstring(owner: type) -> set[str]:
+    """Return the attributes that a class's docstring lists."""
+    return set(re.findall(r"^ {4}(\w+):", inspect.getdoc(owner) or "", re.MULTILINE))
+
+
+@once
+def test_every_name_of_a_handlers_context_is_told() -> None:
+    told = {name for names, _ in table("builder.md", "name") for name in re.findall(r"ctx\.(\w+)", names)}
+    assert told == named_in_docstring(HandlerContext)
+    public = {name for name in vars(HandlerContext) if not name.startswith("_")}
+    assert public <= told
+
+
+@once
+def test_every_name_of_a_compensators_context_is_told() -> None:
+    names = {*named_in_docstring(UndoContext), *(name for name in vars(UndoContext) if not name.startswith("_"))}
+    assert names
+    assert [name for name in sorted(names) if not re.search(rf"`(ctx\.)?{name}`", page("rollback.md"))] == []
+
+
+@once
+def test_every_method_that_adds_to_a_builder_is_told_with_the_page_that_shows_it() -> None:
+    told = {
+        method: re.findall(r"\((builder[\w-]*\.md)\)", where)
+        for methods, _, where in table("workflows.md", "method")
+        for method in re.findall(r"\.(\w+)\(", methods)
+    }
+    adding = {name for name, value in inspect.getmembers(Workflow, inspect.isfunction) if returns_itself(value)}
+    assert set(told) == adding
+    for method, [shown] in told.items():
+        assert f".{method}(" in page(shown)
+
+
+def returns_itself(method: Any) -> bool:
+    """Whether a method can be chained."""
+    return not method.__name__.startswith("_") and method.__annotations__.get("return") == "Self"
 
 
 @once
@@ -328,7 +388,7 @@ def listening() -> Iterator[dict[str, set[str]]]:
 def test_every_django_signal_carries_what_is_told(make: Any, django_capture_on_commit_callbacks: Any) -> None:
     @make
     def eventful(ctx: Any, what: str) -> None:
-        ctx.step("well", lambda: None)
+        ctx.step("well", lambda: None, compensate=lambda undo: 1 / (what != "hopeless"))
         if what == "wait":
             ctx.wait_for_approval("gate")
         elif what == "late":
@@ -340,6 +400,7 @@ def test_every_django_signal_carries_what_is_told(make: Any, django_capture_on_c
         for what in ("late", "fail"):
             with pytest.raises(WorkflowError):
                 eventful.run(what)
+        assert eventful.run("hopeless").status == "stuck"
         decided, cancelled, mismatched = (eventful.run("wait").run_id for _ in range(3))
         decide(decided, "gate", user=User.objects.create_superuser("boss"), approved=True)
         eventful.resume(decided)
@@ -362,7 +423,7 @@ def test_every_line_that_a_worker_logs_is_told() -> None:
 def test_every_system_check_is_told() -> None:
     ids = set(re.findall(r'id="(finoflow\.\w+)"', (ROOT / "django_finoflow" / "checks.py").read_text(encoding="utf-8")))
     assert ids
-    assert [id for id in sorted(ids) if not any(f"`{id}`" in page(name) for name in ("worker.md", "settings.md"))] == []
+    assert [id for id in sorted(ids) if not any(f"`{id}`" in page(name) for name in CHECKS)] == []
 
 
 @once
@@ -393,7 +454,9 @@ TESTS = {
 RULES = [
     *[f"D{n}" for n in range(1, 17)],
     *[f"T{n}" for n in range(1, 9)],
-    *["S1", "S2", "S3", "S5", "S6", "S7"],
+    *[f"S{n}" for n in range(1, 8)],
+    *[f"B{n}" for n in range(1, 4)],
+    *[f"C{n}" for n in range(1, 7)],
     *[f"W{n}" for n in range(1, 11)],
     *[f"P{n}" for n in range(1, 6)],
     *[f"A{n}" for n in range(1, 8)],
