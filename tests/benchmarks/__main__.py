@@ -18,10 +18,17 @@ def main(names: list[str]) -> int:
         sys.exit(f"No benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}.")
     with databases.reachable("postgresql") as variables:
         for name in names or NAMES:
-            print(f"\n── {name}", flush=True)
-            command = [sys.executable, "-m", f"tests.benchmarks.{name}"]
-            subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, check=True)
+            run(name, variables)
+    if "steps" in (names or NAMES):
+        run("steps", {"FINOFLOW_TEST_DATABASE": "sqlite", "FINOFLOW_TEST_SQLITE": "tuned"})
     return 0
+
+
+def run(name: str, variables: dict[str, str]) -> None:
+    """Run one benchmark on the database that the variables name."""
+    print(f"\n── {name}", flush=True)
+    command = [sys.executable, "-m", f"tests.benchmarks.{name}"]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, check=True)
 
 
 if __name__ == "__main__":

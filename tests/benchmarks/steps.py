@@ -13,18 +13,23 @@ from tests.benchmarks import stage
 RUNS, STEPS = 200, 5
 
 
-def ours(concurrency: int) -> float:
+def ours(concurrency: int, builder: bool = False) -> float:
     """Start the runs, then let a draining worker do them; only its work counts, as the peers' does."""
-    from django_finoflow import registry, workflow
+    from django_finoflow import Workflow, registry, workflow
     from django_finoflow.models import Execution
     from django_finoflow.worker import Options, Worker
 
     registry.unregister("bench")
-
-    @workflow(id="bench")
-    def bench(ctx, number):
+    if builder:
+        bench = Workflow("bench")
         for index in range(STEPS):
-            ctx.step(f"s{index}", lambda index=index: index)
+            bench.step(f"s{index}", lambda ctx, index=index: index)
+    else:
+
+        @workflow(id="bench")
+        def bench(ctx, number):
+            for index in range(STEPS):
+                ctx.step(f"s{index}", lambda index=index: index)
 
     for number in range(RUNS):
         bench.start(number)
@@ -164,10 +169,12 @@ def main() -> None:
     loop = bare_loop if connection.vendor == "postgresql" else sqlite_loop
     limit = stage.best(loop)
     rates = {f"django_finoflow, concurrency {n}": stage.best(lambda n=n: ours(n)) for n in (1, 4)}
+    built = stage.best(lambda: ours(1, builder=True))
     limit = max(limit, stage.best(loop))
     stage.row("bare loop of inserts", limit, "steps/s")
     for name, rate in rates.items():
         stage.row(name, rate, "steps/s", bare_loop=rate / limit)
+    stage.row("a builder workflow, concurrency 1", built, "steps/s", a_function=built / next(iter(rates.values())))
     peers: dict[str, float] = {}
     for package, measure in {"dbos": dbos, "absurd_sdk": absurd}.items():
         if connection.vendor == "postgresql" and importlib.util.find_spec(package):
