@@ -26,7 +26,11 @@ def set_up() -> None:
 
 def _drop() -> None:
     connections.close_all()
-    connection.creation.destroy_test_db(connection.settings_dict["NAME"], verbosity=0)
+    name = connection.settings_dict["NAME"]
+    if connection.vendor == "postgresql":  # a peer may have left a connection open
+        with connection._nodb_cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+    connection.creation.destroy_test_db(name, verbosity=0)
 
 
 def uri() -> str:
