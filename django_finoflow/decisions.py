@@ -101,11 +101,6 @@ def why_not(gate: Wait, user: Any, membership: Collection[str] | None = None) ->
     return None
 
 
-def can_decide(gate: Wait, user: Any, membership: Collection[str] | None = None) -> bool:
-    """Whether ``decide()`` would take an answer of ``user`` to this gate now. Arguments as for ``why_not``."""
-    return why_not(gate, user, membership) is None
-
-
 def is_asked(gate: Wait, user: Any, membership: Collection[str] | None = None) -> bool:
     """Whether this gate, open or not, is a question for ``user``. Arguments as for ``why_not``."""
     try:

@@ -9,7 +9,7 @@ from django.db.models import Case, F, IntegerField, Value, When
 
 from . import conf
 from .approval import Audience
-from .statuses import OPEN_TO_SIGNALS, TERMINAL, Outcome, RunStatus
+from .statuses import TERMINAL, Outcome, RunStatus
 
 
 class OwnDatabase(models.Manager):
@@ -38,10 +38,6 @@ class ExecutionQuerySet(models.QuerySet):
     def live(self) -> ExecutionQuerySet:
         """Runs that have not ended (a stuck one has not)."""
         return self.exclude(status__in=TERMINAL)
-
-    def open_to_signals(self) -> ExecutionQuerySet:
-        """Runs that take signals and decisions."""
-        return self.filter(status__in=OPEN_TO_SIGNALS)
 
     def stuck(self) -> ExecutionQuerySet:
         """Runs that need an operator or a deployment."""
