@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from asgiref.sync import async_to_sync
 from django.db import DatabaseError, connections, transaction
 
 from . import clock, conf
@@ -29,7 +30,8 @@ class Overtaken(BaseException):
 class Outcome:
     """What an attempt came to: a value (with the JSON text to record it by), or an error.
 
-    ``stored`` says that the attempt has recorded itself.
+    Or an awaitable, if an async workflow's body turned out to be async. ``stored`` says that the attempt has recorded
+    itself.
     """
 
     def __init__(
@@ -39,9 +41,11 @@ class Outcome:
         text: str | None = None,
         patch: str | None = None,
         error: BaseException | None = None,
+        awaitable: Awaitable[Any] | None = None,
     ):
-        self.value, self.text, self.patch, self.error = value, text, patch, error
+        self.value, self.text, self.patch, self.error, self.awaitable = value, text, patch, error, awaitable
         self.stored = False
+        self.is_encoded = text is not None
 
 
 class Race:
@@ -122,9 +126,9 @@ def run(once: Callable[[Race], Outcome], attempt: Attempt, timeout: float | None
     work = contextvars.copy_context()
     threading.Thread(target=work.run, args=(_thread, once, race, attempt), name="finoflow-step", daemon=True).start()
     if not race.over.wait(min(timeout, threading.TIMEOUT_MAX)) and race.win("deadline"):
-        return _timed_out(attempt, timeout)
+        return timed_out(attempt, timeout)
     race.over.wait()
-    return race.outcome or _timed_out(attempt, timeout)
+    return race.outcome or timed_out(attempt, timeout)
 
 
 def plain(body: Callable[[], Outcome], race: Race) -> Outcome:
@@ -141,6 +145,15 @@ def plain(body: Callable[[], Outcome], race: Race) -> Outcome:
         text = "The body left a transaction open, so what it wrote there is lost. Use atomic=True, or a with block."
         outcome = Outcome(error=CheckpointRefused(text))
     return race.finish(outcome)
+
+
+def finish(awaitable: Awaitable[Any]) -> Any:
+    """Await what an async function returned, on an event loop of its own, and return what comes of it."""
+
+    async def wait() -> Any:
+        return await awaitable
+
+    return async_to_sync(wait, force_new_loop=True)()
 
 
 def _called(once: Callable[[Race], Outcome], race: Race, attempt: Attempt) -> Outcome:
@@ -165,10 +178,11 @@ def _judged_afterwards(once: Callable[[Race], Outcome], attempt: Attempt, timeou
     began = clock.now()
     race = Race(expired=lambda: (clock.now() - began).total_seconds() > timeout)
     _called(once, race, attempt)
-    return race.outcome or _timed_out(attempt, timeout)
+    return race.outcome or timed_out(attempt, timeout)
 
 
-def _timed_out(attempt: Attempt, timeout: float) -> Outcome:
+def timed_out(attempt: Attempt, timeout: float) -> Outcome:
+    """Return the outcome of an attempt that took too long, and tell its body, if that is still there."""
     attempt.abort.set()
     return Outcome(error=StepTimeout(f'Step "{attempt.step_id}" took longer than {timeout:g}s.'))
 

@@ -8,6 +8,7 @@ and the unwinding goes on behind the last recorded outcome.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -17,11 +18,13 @@ from .attempt import Abort, Attempt, idempotency_key
 from .bodies import Race
 from .context import Context
 from .drive import Drive
+from .exceptions import FinoflowError
 from .models import Wait
 from .state import StateBag
 from .statuses import Rollback, RunStatus, StepStatus, StuckReason, Undo
 from .steps import Undoable
 from .stops import LeaseLost, Parked
+from .workflow import is_async
 
 SETTLED = (StepStatus.DONE, StepStatus.FAILED)
 
@@ -61,6 +64,8 @@ class UndoContext:
         self.run_error = failures.rebuild(run_error)
         self.step_input = call.step_input
         vars(self).update(copy.deepcopy(dict(call.extra or {})))
+        if is_async(call.compensate):
+            _ = self.signals, self.requester  # queries, which it could not make on an event loop
 
     @property
     def requester(self) -> Any:
@@ -81,7 +86,7 @@ class UndoContext:
 
 def needed(drive: Drive) -> bool:
     """Whether the failed run of ``drive`` has anything to undo."""
-    return any(
+    return bool(drive.missed()) or any(
         _has_finished(drive, entry) if isinstance(entry, Wait) else entry.step.status in SETTLED
         for entry in drive.undoables
     )
@@ -94,7 +99,11 @@ def unwind(drive: Drive, ctx: Context, run_error: dict[str, Any]) -> None:
         Parked: a child run is being unwound; the run goes on when that has ended.
         DriveStopped: the worker stops, or the run is not ours any more.
     """
-    for entry in sorted(drive.undoables, key=_place, reverse=True):
+    if missed := drive.missed():
+        names = ", ".join(f'"{step.step_id}"' for step in missed)
+        set_aside(drive, FinoflowError(f"The body did not come again to {names}, so nobody knows how to undo that."))
+        return
+    for entry in sorted(drive.undoables, key=_order, reverse=True):
         drive.leave_if_stopping()
         if isinstance(entry, Wait):
             _undo_child(drive, entry, run_error)
@@ -127,7 +136,9 @@ def _undo(drive: Drive, ctx: Context, entry: Undoable, run_error: dict[str, Any]
 
     def body() -> bodies.Outcome:
         assert call.compensate is not None
-        call.compensate(UndoContext(ctx, entry, seen, run_error))
+        undoing = call.compensate(UndoContext(ctx, entry, seen, run_error))
+        if inspect.isawaitable(undoing):
+            bodies.finish(undoing)
         return bodies.Outcome()
 
     def once(race: Race) -> bodies.Outcome:
@@ -162,6 +173,6 @@ def _undo_child(drive: Drive, wait: Wait, run_error: dict[str, Any]) -> None:
         drive.stop(Parked())
 
 
-def _place(entry: Any) -> tuple[int, str]:
+def _order(entry: Any) -> Any:
     checkpoint = entry if isinstance(entry, Wait) else entry.step
-    return checkpoint.index, checkpoint.branch
+    return history.order((checkpoint.branch, checkpoint.index))

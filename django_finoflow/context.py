@@ -7,14 +7,15 @@ and ``waits``; here are only the names that users see.
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 from . import clock, durations, failures, history, payloads, schemas, steps, together, waits
 from .approval import Approval
 from .attempt import Abort
+from .branches import Branch
 from .drive import Drive
 from .exceptions import DefinitionError, GateRejected, SignalTimeout, WorkflowError
 from .history import Place
@@ -24,7 +25,9 @@ from .retry import Retry
 from .starting import begin
 from .state import StateBag
 from .statuses import Outcome, RunStatus, StepKind, StepStatus, WaitKind
-from .workflow import Activity, Definition
+from .steps import Call
+from .waits import Asked
+from .workflow import Activity, Definition, is_async
 
 
 class Context:
@@ -42,7 +45,6 @@ class Context:
         self.input = input
         self._drive = drive
         self._definition = definition
-        self._count = 0
 
     @property
     def run_id(self) -> str:
@@ -69,7 +71,12 @@ class Context:
 
     @property
     def state(self) -> StateBag:
-        return self._drive.bag
+        return self._branch.bag
+
+    @property
+    def _branch(self) -> Branch:
+        """The branch that this code belongs to; a sync body has only the root."""
+        return self._drive.root
 
     @property
     def abort(self) -> Abort:
@@ -87,8 +94,7 @@ class Context:
         A turn of a loop, ``name:0``, is also there under its bare name.
         """
         recorded, found = self._drive.recorded, dict[str, Any]()
-        for place in sorted(recorded.checkpoints, key=lambda place: (place[1], place[0])):
-            checkpoint = recorded.at(place)
+        for checkpoint in recorded.in_order():
             if isinstance(checkpoint, Wait) and checkpoint.kind == WaitKind.CHILD:
                 end = recorded.delivered.get(checkpoint.pk)
                 if end is not None and end.payload["status"] == RunStatus.DONE:
@@ -128,10 +134,7 @@ class Context:
             CheckpointRefused: called inside a step, or in a thread that does not drive the run.
             DefinitionError: ``fn`` is async or no function, or an argument is not of its kind.
         """
-        check_name(id, "step")
-        return self.perform(
-            id, fn, retry=Retry.of(retry, steps.ONCE), timeout=timeout, atomic=atomic, compensate=compensate
-        )
+        return self._take(self._step(id, fn, retry=retry, timeout=timeout, atomic=atomic, compensate=compensate))
 
     def call(
         self,
@@ -153,17 +156,15 @@ class Context:
                 f"ctx.call takes what @activity made, not {activity!r}. For a plain function use ctx.step."
             )
 
-        def body() -> Any:
-            given = input
-            if activity.input_schema is not None:
-                stored = schemas.clean(activity.input_schema, input, f'The input of activity "{activity.id}"')
-                given = schemas.rebuild(activity.input_schema, payloads.roundtrip(stored))
-            return activity.fn(given, self)
+        def validated() -> Any:
+            stored = schemas.clean(activity.input_schema, input, f'The input of activity "{activity.id}"')
+            return activity.fn(schemas.rebuild(activity.input_schema, payloads.roundtrip(stored)), self)
 
+        self._check_async(activity.fn, f'activity "{activity.id}"', atomic)
         undo = compensate or activity.compensate
         return self.perform(
             activity.id,
-            body,
+            validated if activity.input_schema is not None else partial(activity.fn, input, self),
             kind=StepKind.ACTIVITY,
             retry=Retry.of(retry, activity.retry or steps.ONCE),
             timeout=timeout,
@@ -174,13 +175,13 @@ class Context:
             step_input=copy.deepcopy(input) if undo else None,
         )
 
-    def pivot(self) -> None:
+    def pivot(self) -> Any:
         """Pass the point of no return: a run that fails after it undoes nothing."""
         self._drive.enter()
         self._drive.pivoted = True
         self._drive.undoables.clear()
 
-    def sleep(self, id: str, duration: Any) -> None:
+    def sleep(self, id: str, duration: Any) -> Any:
         """Park the run until ``duration`` has passed; a moment that is past does not park.
 
         Args:
@@ -192,7 +193,7 @@ class Context:
         """
         check_name(id, "sleep")
         durations.due(duration, clock.now())  # a refusal takes no position
-        waits.sleep(self._drive, self._next(), id, duration)
+        return self._wait(Asked("sleep", id, duration), lambda wait, payload: None)
 
     def wait_for_signal(self, name: str, *, timeout: Any = None) -> Any:
         """Park the run until a signal of that name comes, and return its payload.
@@ -209,9 +210,7 @@ class Context:
         """
         check_signal_name(name)
         durations.check(timeout)
-        return self._arrived(
-            *waits.for_signal(self._drive, self._next(), name, timeout, early=self._definition.early_signals)
-        )
+        return self._wait(Asked("signal", name, timeout, early=self._definition.early_signals), _arrived)
 
     def wait_for_approval(self, name: str, *, timeout: Any = None, **approval: Any) -> Any:
         """Park the run at a gate until a person answers, and return the decision's payload.
@@ -237,24 +236,38 @@ class Context:
         gate = replace(declared, **approval)
         durations.check(timeout)
         early = self._definition.early_signals
-        answer = waits.for_signal(
-            self._drive, self._next(), name, timeout, early=early, ask=lambda: gate.ask(name, self)
-        )
-        return self._decided(*answer)
+        return self._wait(Asked("approval", name, timeout, early, ask=lambda: gate.ask(name, self)), _decided)
+
+    def parallel(self, steps: Mapping[str, Callable[[], Any]], **options: Any) -> Any:
+        """Call several functions side by side, each as a checkpoint of its own; all settle before the body goes on.
+
+        Args:
+            steps: the functions by the ids of their steps.
+            options: as of ``step``, for each of them: ``retry``, ``timeout``, ``atomic``, ``compensate``.
+
+        Returns:
+            What they returned, by id.
+
+        Raises:
+            Exception: what one of them raised; if several did, a ``FinoflowError`` that names them all.
+            DefinitionError: ``steps`` is no mapping, or an argument is not of its kind.
+        """
+        if not isinstance(steps, Mapping):
+            raise DefinitionError(f"ctx.parallel takes functions by the ids of their steps, not {steps!r}.")
+        calls = [self._step(id, fn, **options) for id, fn in steps.items()]
+        return self._take_together(calls, lambda results: dict(zip(steps, results, strict=True)))
 
     def perform(self, id: str, fn: Callable[[], Any], **options: Any) -> Any:
-        """Make a checkpoint of any kind, for ``step``, ``call`` and the builder; ``options`` as of ``steps.Call``."""
-        call = self._call(id, fn, **options)
-        return steps.take(self._drive, self._next(), call)
+        """Make a checkpoint of any kind, for ``call`` and the builder; ``options`` as of ``steps.Call``."""
+        return self._take(self._call(id, fn, **options))
 
-    def perform_together(self, calls: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def perform_together(self, calls: Sequence[Mapping[str, Any]]) -> Any:
         """Make checkpoints side by side, each described by the arguments of ``perform``; return their results in order.
 
         Raises:
             Exception: what one of them raised; if several did, a ``FinoflowError`` that names them all.
         """
-        wanted = [self._call(**call) for call in calls]
-        return together.take(self._drive, [self._next() for _call in wanted], wanted)
+        return self._take_together([self._call(**call) for call in calls], list)
 
     def sub_workflow(self, name: str, workflow_id: str, input: Any, *, timeout: Any = None) -> Any:
         """Start another workflow as a child run, park until it has ended, and return its result.
@@ -269,50 +282,76 @@ class Context:
         def start(run_id: str) -> Execution:
             return begin(workflow_id, input, run_id=run_id, parent=self._drive.run)
 
-        place = self._next()
-        wait, news = waits.for_child(self._drive, place, name, timeout, start)
-        if not self._drive.pivoted:
-            self._drive.undoables.append(wait)
-        if wait.outcome == Outcome.TIMED_OUT:
-            raise SignalTimeout(f'Sub-workflow "{name}" timed out after {waits.length(wait)}')
-        if news["status"] == RunStatus.ERROR:
-            raise failures.rebuild(news["error"])
-        if news["status"] != RunStatus.DONE:
-            raise WorkflowError(f'Sub-workflow "{name}", run {news["run_id"]}, was {news["status"]}.')
-        return news["result"]
+        def ended(wait: Wait, news: Any) -> Any:
+            if not self._drive.pivoted:
+                self._drive.undoables.append(wait)
+            if wait.outcome == Outcome.TIMED_OUT:
+                raise SignalTimeout(f'Sub-workflow "{name}" timed out after {waits.length(wait)}')
+            if news["status"] == RunStatus.ERROR:
+                raise failures.rebuild(news["error"])
+            if news["status"] != RunStatus.DONE:
+                raise WorkflowError(f'Sub-workflow "{name}", run {news["run_id"]}, was {news["status"]}.')
+            return news["result"]
 
-    def _call(self, id: str, fn: Any, *, kind: str = StepKind.STEP, timeout: Any = None, **options: Any) -> steps.Call:
+        return self._wait(Asked("child", name, timeout, start=start), ended)
+
+    def _step(self, id: str, fn: Any, *, retry: Retry | int | None = None, **options: Any) -> Call:
+        return self._call(check_name(id, "step"), fn, retry=Retry.of(retry, steps.ONCE), **options)
+
+    def _call(self, id: str, fn: Any, *, kind: str = StepKind.STEP, timeout: Any = None, **options: Any) -> Call:
         where = f'{kind} "{id}"'
-        for what, function in {"it": fn, "compensate=": options.get("compensate")}.items():
-            if function is not None or what == "it":
-                _check_function(function, where, what)
+        _check_function(fn, where, "it")
+        if options.get("compensate") is not None:
+            _check_function(options["compensate"], where, "compensate=")
+        self._check_async(fn, where, options.get("atomic", False))
+        if options.get("atomic") and is_async(options.get("compensate")):
+            raise DefinitionError(f"{where}: with atomic=True its compensator must be an ordinary def, not async.")
         seconds = (durations.seconds(timeout) or None) if timeout is not None else None
         durations.check(seconds)
-        return steps.Call(id, StepKind(kind), fn, timeout=seconds, **options)
+        return Call(id, StepKind(kind), fn, timeout=seconds, **options)
+
+    def _check_async(self, fn: Any, where: str, atomic: bool) -> None:
+        if is_async(fn):
+            raise DefinitionError(f"{where}: an async function can be awaited in an async def workflow only.")
+
+    # What follows is all that an async body does otherwise; see ``awaiting``.
+
+    def _take(self, call: Call) -> Any:
+        return steps.take(self._drive, self._next(), call)
+
+    def _take_together(self, calls: Sequence[Call], then: Callable[[list[Any]], Any]) -> Any:
+        return then(together.take(self._drive, [self._next() for _call in calls], calls))
+
+    def _wait(self, asked: Asked, then: Callable[[Wait, Any], Any]) -> Any:
+        return then(*waits.take(self._drive, self._next(), asked))
 
     def _next(self) -> Place:
         self._drive.enter()
-        place = ("", self._count)
-        self._count += 1
-        return place
+        return self._branch.take()
 
-    def _arrived(self, wait: Wait, payload: Any) -> Any:
-        if wait.outcome == Outcome.TIMED_OUT:
-            raise SignalTimeout(f'Signal "{wait.name}" timed out after {waits.length(wait)}')
-        return payload
-
-    def _decided(self, wait: Wait, payload: Any) -> Any:
-        self._arrived(wait, payload)
-        answer = payload if isinstance(payload, dict) else {"approved": payload}
-        if answer.get("approved") is False and (wait.approval or {}).get("on_reject") == "fail":
-            by = f" by {answer['by']}" if answer.get("by") else ""
-            why = f": {answer['reason']}" if answer.get("reason") else ""
-            raise GateRejected(f'Gate "{wait.name}" was rejected{by}{why}', payload)
-        return payload
+    def play(self, body: Callable[..., Any]) -> Any:
+        """Run the body to its end, and return its result."""
+        return body(self, self.input)
 
     def leftover(self) -> Any:
         """Return a checkpoint that the run has recorded and the body did not come to, if there is one."""
-        return self._drive.recorded.after("", self._count)
+        return self._drive.recorded.after("", self._drive.root.count)
+
+
+def _arrived(wait: Wait, payload: Any) -> Any:
+    if wait.outcome == Outcome.TIMED_OUT:
+        raise SignalTimeout(f'Signal "{wait.name}" timed out after {waits.length(wait)}')
+    return payload
+
+
+def _decided(wait: Wait, payload: Any) -> Any:
+    _arrived(wait, payload)
+    answer = payload if isinstance(payload, dict) else {"approved": payload}
+    if answer.get("approved") is False and (wait.approval or {}).get("on_reject") == "fail":
+        by = f" by {answer['by']}" if answer.get("by") else ""
+        why = f": {answer['reason']}" if answer.get("reason") else ""
+        raise GateRejected(f'Gate "{wait.name}" was rejected{by}{why}', payload)
+    return payload
 
 
 def _has_result(step: Step) -> bool:
@@ -322,5 +361,3 @@ def _has_result(step: Step) -> bool:
 def _check_function(fn: Any, where: str, what: str) -> None:
     if not callable(fn):
         raise DefinitionError(f"{where}: give {what} a function to call, not {fn!r}.")
-    if inspect.iscoroutinefunction(fn):
-        raise DefinitionError(f"{where}: the function of {what} must be an ordinary def, not async.")

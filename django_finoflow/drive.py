@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, NoReturn
 
 from django.db import Error, connections
 
 from . import conf, history, schemas
 from .attempt import Abort, current_attempt
+from .branches import Branch
 from .exceptions import CheckpointRefused, DriveRefused, ValidationFailed
 from .history import History, Place
 from .models import Execution, Step, Wait
@@ -81,7 +83,11 @@ class Drive:
         self.abort = abort
         self.stopping = stopping
         self.on_checkpoint = on_checkpoint
-        self.bag = StateBag()
+        self.root = Branch()
+        #: Whether the body is async, and so runs beside the thread that drives.
+        self.on_loop = False
+        #: The places that the body has come to.
+        self.visited: set[Place] = set()
         #: What can be undone, as the body comes to it; nothing any more once it has pivoted.
         self.undoables: list[Any] = []
         self.pivoted = False
@@ -94,6 +100,16 @@ class Drive:
         #: The context that the body got, once it has one.
         self.ctx: Any = None
         self._thread = threading.get_ident()
+
+    @property
+    def bag(self) -> StateBag:
+        """The run's bag, as the root branch sees it."""
+        return self.root.bag
+
+    def follow_thread(self) -> None:
+        """Let this thread, and no other, ask for checkpoints."""
+        self._thread = threading.get_ident()
+        self.bag.follow_thread()
 
     def enter(self) -> None:
         """Guard a checkpoint that is about to be made or replayed.
@@ -108,7 +124,7 @@ class Drive:
             )
         if threading.get_ident() != self._thread:
             raise CheckpointRefused("A checkpoint was asked for in a thread that does not drive the run.")
-        if is_open_transaction():
+        if not self.on_loop and is_open_transaction():
             raise CheckpointRefused(
                 "A checkpoint was asked for inside a transaction that the body opened: it would not be durable. "
                 "Do the writes in a step with atomic=True."
@@ -118,8 +134,12 @@ class Drive:
 
     def leave_if_stopping(self) -> None:
         """Stop the drive, before new work begins, if it is to end early."""
-        if self.abort.is_set() or self.stopping():
+        if self.is_stopping():
             self.stop(Interrupted())
+
+    def is_stopping(self) -> bool:
+        """Whether the drive is to end early."""
+        return self.abort.is_set() or self.stopping()
 
     def leave_if_exhausted(self) -> None:
         """Stop a drive that only gathers what can be undone, where something new would begin."""
@@ -162,10 +182,23 @@ class Drive:
         Raises:
             Mismatch: it is something else (rule D3).
         """
+        self.visited.add(place)
         found = self.recorded.at(place)
         if found is not None and (kind_of(found), id_of(found)) != (kind, id):
             self.mismatch(found, f'{kind} "{id}"')
         return found
+
+    def is_behind(self, settled_at: datetime | None) -> bool:
+        """Whether the body has yet to come to something that was settled before that moment."""
+        unseen = (c for place, c in self.recorded.checkpoints.items() if place not in self.visited)
+        return any((at := settled_when(c)) is not None and settled_at is not None and at < settled_at for c in unseen)
+
+    def missed(self) -> list[Step]:
+        """Return the recorded steps that can be undone and that the body has not come to."""
+        if self.pivoted:
+            return []
+        unseen = [c for place, c in self.recorded.checkpoints.items() if place not in self.visited]
+        return [c for c in unseen if isinstance(c, Step) and c.is_settled and c.compensable and not c.compensation]
 
     def mismatch(self, found: Step | Wait, asked: str) -> NoReturn:
         """Stop the drive because the body does not ask for what is recorded."""
@@ -224,6 +257,13 @@ def kind_of(checkpoint: Step | Wait) -> str:
     if checkpoint.kind == "timer":
         return "sleep"
     return "approval" if checkpoint.is_gate else str(checkpoint.kind)
+
+
+def settled_when(checkpoint: Step | Wait) -> datetime | None:
+    """Return when a checkpoint was settled, if it is."""
+    if isinstance(checkpoint, Step):
+        return checkpoint.finished_at if checkpoint.is_settled else None
+    return None if checkpoint.is_open else checkpoint.closed_at
 
 
 def id_of(checkpoint: Step | Wait) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from . import compensation, conf, failures, history, leases, payloads, registry, schemas
 from .attempt import Abort
+from .awaiting import AsyncContext
 from .context import Context
 from .drive import Drive, drop_connection, is_open_transaction
 from .exceptions import CheckpointRefused, FinoflowError
@@ -114,8 +115,9 @@ def _replay(it: Drive) -> tuple[Context | None, Any, BaseException | None]:
     try:
         definition = registry.get(it.run.workflow_id, it.run.version)
         stored = it.run.input = _input(it.run)
-        ctx = it.ctx = Context(it, definition, it.rebuilt(definition.input_schema, stored, "input"))
-        result = definition.body(ctx, ctx.input)
+        kind = AsyncContext if definition.is_async else Context
+        ctx = it.ctx = kind(it, definition, it.rebuilt(definition.input_schema, stored, "input"))
+        result = ctx.play(definition.body)
     except DriveStopped:
         raise
     except BaseException as raised:

@@ -8,6 +8,7 @@ short transaction that locks the run first (``fenced``).
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -37,6 +38,17 @@ WHERE id = %s AND lease_epoch = %s {for_share}
 """
 
 
+def order(place: Place) -> tuple[tuple[float, float], ...]:
+    """Return what places are sorted by: what a branch has recorded comes where its parent made the branch.
+
+    A path that was too long to be kept comes last.
+    """
+    branch, index = place
+    made = [part.partition(".") for part in branch.split("/") if part]
+    path = [(int(at), int(nth)) if nth.isdecimal() else (math.inf, 0) for at, _, nth in made]
+    return (*path, (index, math.inf))
+
+
 class History:
     """What a run has recorded, by place, as a drive replays it."""
 
@@ -47,6 +59,10 @@ class History:
     def at(self, place: Place) -> Step | Wait | None:
         """Return what is recorded at ``place``."""
         return self.checkpoints.get(place)
+
+    def in_order(self) -> list[Step | Wait]:
+        """Return everything that is recorded, in order of position."""
+        return [self.checkpoints[place] for place in sorted(self.checkpoints, key=order)]
 
     def after(self, branch: str, index: int) -> Step | Wait | None:
         """Return what ``branch`` has recorded at ``index`` or behind it, if anything."""

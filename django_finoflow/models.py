@@ -171,6 +171,11 @@ class Step(Checkpoint):
     def __str__(self) -> str:
         return f"{self.index} {self.step_id}"
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no attempt follows: the step is done, or has failed for good."""
+        return self.status in (StepStatus.DONE, StepStatus.FAILED)
+
 
 class Wait(Checkpoint):
     """A place where a run is parked, and its own checkpoint. With an ``approval`` it is a gate: a person answers it."""

@@ -80,8 +80,7 @@ def snapshot(run_id: str) -> RunState:
     """
     run = find_run(run_id)
     recorded = history.load(run)
-    places = sorted(recorded.checkpoints, key=lambda place: (place[1], place[0]))
-    checkpoints = [recorded.checkpoints[place] for place in places]
+    checkpoints = recorded.in_order()
     waits = tuple(_open_waits(run, checkpoints))
     return RunState(
         run_id=run.run_id,
@@ -200,8 +199,7 @@ def _state(run: Execution, checkpoints: list[Any]) -> dict[str, Any]:
 def progress(run: Execution) -> dict[str, Any]:
     """Return what the row of a run that is being driven is behind with: its ``cursor`` and ``state``."""
     recorded = history.load(run)
-    checkpoints = [recorded.checkpoints[place] for place in sorted(recorded.checkpoints)]
-    return {"cursor": recorded.cursor(), "state": _state(run, checkpoints) or None}
+    return {"cursor": recorded.cursor(), "state": _state(run, recorded.in_order()) or None}
 
 
 def _signals(run: Execution) -> tuple[SignalState, ...]:

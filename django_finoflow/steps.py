@@ -6,6 +6,7 @@ encoded and decoded (D2), the error as it is rebuilt from its record (D7).
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from . import atomic, bodies, clock, conf, events, failures, history, payloads, 
 from .attempt import Attempt
 from .bodies import Outcome, Race
 from .drive import Drive
-from .exceptions import CheckpointRefused, NonRetryable, PayloadError
+from .exceptions import CheckpointRefused, DefinitionError, NonRetryable, PayloadError
 from .history import Place
 from .models import Step
 from .retry import Retry
@@ -35,7 +36,7 @@ LONGEST_PAUSE = 1.0
 ONCE = Retry(1)
 
 #: Errors that another attempt would not mend.
-FINAL = (NonRetryable, PayloadError, CheckpointRefused)
+FINAL = (NonRetryable, PayloadError, CheckpointRefused, DefinitionError)
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Call:
     compensate: Callable[[Any], Any] | None = None
     step_input: Any = None
     extra: Mapping[str, Any] | None = None
+    #: Whether the body that asked is async, so that an async function's result is awaited.
+    may_await: bool = False
 
 
 class Undoable(NamedTuple):
@@ -69,15 +72,34 @@ def take(drive: Drive, place: Place, call: Call) -> Any:
         DriveStopped: the run is parked for the next attempt, or is not ours any more.
     """
     step = recall(drive, place, call)
-    if step.status == StepStatus.DONE:
+    if step.is_settled:
         drive.bag.apply(step.state_patch)
-        return drive.rebuilt(call.output_schema, step.result, f'result of {call.kind} "{call.id}"')
+        return recorded(drive, step, call)
+    drive.leave_if_exhausted()
+    if is_early(step):
+        park(drive, step)
+    error = _try_until_settled(drive, step, call)
+    drive.bag.apply(step.state_patch)
+    return fresh(step, call, error)
+
+
+def recorded(drive: Drive, step: Step, call: Call) -> Any:
+    """Return the result of a step that a former drive has settled, or raise its failure."""
     if step.status == StepStatus.FAILED:
         raise failures.rebuild(step.error)
-    drive.leave_if_exhausted()
-    if step.due_at is not None and step.due_at > clock.now():
-        park(drive, step)
-    return _try_until_settled(drive, step, call)
+    return drive.rebuilt(call.output_schema, step.result, f'result of {call.kind} "{call.id}"')
+
+
+def fresh(step: Step, call: Call, error: BaseException | None) -> Any:
+    """Return the result of a step that this drive has settled, or raise its failure, as a replay would."""
+    if step.status == StepStatus.FAILED:
+        raise failures.rebuild(step.error) from error
+    return schemas.rebuild(call.output_schema, step.result)
+
+
+def is_early(step: Step) -> bool:
+    """Whether the step's next attempt may not begin yet."""
+    return step.due_at is not None and step.due_at > clock.now()
 
 
 def recall(drive: Drive, place: Place, call: Call) -> Step:
@@ -92,17 +114,15 @@ def recall(drive: Drive, place: Place, call: Call) -> Step:
     return step
 
 
-def _try_until_settled(drive: Drive, step: Step, call: Call) -> Any:
+def _try_until_settled(drive: Drive, step: Step, call: Call) -> BaseException | None:
+    """Make attempts until the step is settled; return the last one's error."""
     while True:
         drive.leave_if_stopping()
         drive.go_on()
         outcome = attempt(drive, step, call)
         pause = settle(drive, step, call, outcome)
-        if step.status == StepStatus.DONE:
-            drive.bag.apply(step.state_patch)
-            return schemas.rebuild(call.output_schema, step.result)
         if pause is None:
-            raise failures.rebuild(step.error) from outcome.error
+            return outcome.error
         if pause >= LONGEST_PAUSE:
             park(drive, step)
         drive.pause(pause)
@@ -124,16 +144,29 @@ def settle(drive: Drive, step: Step, call: Call, outcome: Outcome) -> float | No
 
 def attempt(drive: Drive, step: Step, call: Call) -> Outcome:
     """Run the body once, in this thread or, with a timeout, in one of its own; only an atomic one is recorded by it."""
+    return attempt_as(drive, step, call, begin_attempt(drive, step, call))
+
+
+def begin_attempt(drive: Drive, step: Step, call: Call) -> Attempt:
+    """Count an attempt that begins now, and return what its body sees."""
     step.attempts += 1
     step.started_at = clock.now()
-    seen = begin(drive, step, call, step.step_id)
+    return begin(drive, step, call, step.step_id)
+
+
+def attempt_as(drive: Drive, step: Step, call: Call, seen: Attempt) -> Outcome:
+    """Run the body of an attempt that has begun."""
+
+    def body() -> Outcome:
+        value = call.body()
+        return awaited(call, value) if inspect.isawaitable(value) else encoded(call, seen, value)
 
     def once(race: Race) -> Outcome:
         if not call.atomic:
-            return bodies.plain(lambda: _result_of(call, seen), race)
+            return bodies.plain(body, race)
         record = partial(_insert_done, drive, step)
         recall = partial(_committed, drive, step)
-        return atomic.run(drive, seen, race, body=lambda: _result_of(call, seen), record=record, recall=recall)
+        return atomic.run(drive, seen, race, body=body, record=record, recall=recall)
 
     return bodies.run(once, seen, call.timeout)
 
@@ -151,13 +184,34 @@ def begin(drive: Drive, step: Step, call: Call, act: str) -> Attempt:
     )
 
 
-def _result_of(call: Call, seen: Attempt) -> Outcome:
-    value = call.body()
+def awaited(call: Call, value: Any) -> Outcome:
+    """Return the outcome of a body that turned out to be async: only an async workflow's can be awaited.
+
+    Raises:
+        DefinitionError: nobody would await it, or a transaction would be open meanwhile.
+    """
+    if call.may_await and not call.atomic:
+        return Outcome(awaitable=value)
+    if inspect.iscoroutine(value):
+        value.close()
+    why = "with atomic=True it must not be" if call.may_await else "await it in an async def workflow"
+    raise DefinitionError(f'{call.kind} "{call.id}": what its function returned is async; {why}.')
+
+
+def encoded(call: Call, seen: Attempt, value: Any) -> Outcome:
+    """Return the outcome of a body that returned ``value``: what is stored, and the text of it.
+
+    Raises:
+        PayloadError: it cannot be stored.
+        ValidationFailed: the ``output_schema`` refuses it.
+    """
     if call.output_schema is not None:
         value = schemas.clean(call.output_schema, value, f'The result of {call.kind} "{call.id}"')
     text = payloads.dumps(value)
     stored = payloads.loads(text)
-    return Outcome(value=stored, text=None if stored is None else text, patch=seen.state_patch())
+    outcome = Outcome(value=stored, text=None if stored is None else text, patch=seen.state_patch())
+    outcome.is_encoded = True
+    return outcome
 
 
 def _committed(drive: Drive, step: Step) -> Outcome | None:

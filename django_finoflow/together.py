@@ -7,10 +7,12 @@ once all have settled.
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextvars
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.db import connections
@@ -36,18 +38,16 @@ def take(drive: Drive, places: Sequence[Place], calls: Sequence[Call]) -> list[A
         DriveStopped: the run is parked for the next attempt of one, or is not ours any more.
     """
     siblings = [Sibling(drive, place, call) for place, call in zip(places, calls, strict=True)]
-    if any(not sibling.settled for sibling in siblings):
+    if any(not sibling.step.is_settled for sibling in siblings):
         drive.leave_if_exhausted()
         _run(drive, siblings)
     for sibling in siblings:
-        if sibling.step.status == StepStatus.DONE:
-            drive.bag.apply(sibling.step.state_patch)
-    waiting = [sibling.step for sibling in siblings if not sibling.settled]
+        drive.bag.apply(sibling.step.state_patch)
+    waiting = [sibling.step for sibling in siblings if not sibling.step.is_settled]
     if waiting:
         drive.leave_if_stopping()
         steps.park(drive, min(waiting, key=lambda step: step.due_at or clock.now()))
-    _raise_failures([sibling.step for sibling in siblings if sibling.step.status == StepStatus.FAILED])
-    return [schemas.rebuild(sibling.call.output_schema, sibling.step.result) for sibling in siblings]
+    return results([(sibling.step, sibling.call) for sibling in siblings])
 
 
 class Sibling:
@@ -57,13 +57,9 @@ class Sibling:
         self.step: Step = steps.recall(drive, place, call)
         self.call = call
 
-    @property
-    def settled(self) -> bool:
-        return self.step.status in (StepStatus.DONE, StepStatus.FAILED)
-
     def is_ready(self) -> bool:
         """Whether an attempt may begin in this drive: it is new, or its pause is over."""
-        return not self.settled and (self.step.due_at is None or self.step.due_at <= clock.now())
+        return not self.step.is_settled and not steps.is_early(self.step)
 
 
 def _run(drive: Drive, siblings: Sequence[Sibling]) -> None:
@@ -73,7 +69,7 @@ def _run(drive: Drive, siblings: Sequence[Sibling]) -> None:
     ready = [sibling for sibling in siblings if sibling.is_ready()]
     running = 0
     while ready or running:
-        while ready and not _is_stopping(drive) and running < WIDTH:
+        while ready and not drive.is_stopping() and running < WIDTH:
             _begin(drive, ready.pop(0), outcomes)
             running += 1
         if not running:
@@ -81,14 +77,10 @@ def _run(drive: Drive, siblings: Sequence[Sibling]) -> None:
         sibling, outcome = outcomes.get()
         running -= 1
         pause = steps.settle(drive, sibling.step, sibling.call, outcome) if outcome else None
-        if pause is not None and pause < steps.LONGEST_PAUSE and not _is_stopping(drive):
+        if pause is not None and pause < steps.LONGEST_PAUSE and not drive.is_stopping():
             _begin(drive, sibling, outcomes, pause)
             running += 1
     drive.leave_if_stopping()
-
-
-def _is_stopping(drive: Drive) -> bool:
-    return drive.abort.is_set() or drive.stopping()
 
 
 def _begin(drive: Drive, sibling: Sibling, outcomes: Any, pause: float = 0.0) -> None:
@@ -98,27 +90,46 @@ def _begin(drive: Drive, sibling: Sibling, outcomes: Any, pause: float = 0.0) ->
     """
 
     def attempt() -> None:
-        given_up = bool(pause) and (drive.abort.wait(pause) or _is_stopping(drive))
+        given_up = bool(pause) and (drive.abort.wait(pause) or drive.is_stopping())
         outcomes.put((sibling, None if given_up else steps.attempt(drive, sibling.step, sibling.call)))
-
-    def in_thread() -> None:
-        try:
-            attempt()
-        except BaseException as error:
-            outcomes.put((sibling, Outcome(error=error)))
-        finally:
-            connections.close_all()
 
     if in_test_case():
         attempt()
     else:
-        work = contextvars.copy_context()
-        threading.Thread(target=work.run, args=(in_thread,), name="finoflow-sibling", daemon=True).start()
+        in_thread(attempt, lambda error: outcomes.put((sibling, Outcome(error=error))))
 
 
-def _raise_failures(failed: Sequence[Step]) -> None:
-    errors = [failures.rebuild(step.error) for step in failed]
+def in_thread(work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
+    """Do ``work`` in a thread of its own, with connections of its own; give ``failed`` what it raises."""
+
+    def thread() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed(error)
+        finally:
+            connections.close_all()
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(thread,), name="finoflow-sibling", daemon=True).start()
+
+
+def future(work: Callable[[], Any]) -> asyncio.Future[Any]:
+    """Begin ``work`` in a thread of its own, and return what an event loop awaits it by."""
+    done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    in_thread(lambda: done.set_result(work()), done.set_exception)
+    return asyncio.wrap_future(done)
+
+
+def results(settled: Sequence[tuple[Step, Call]]) -> list[Any]:
+    """Return the results of steps that have settled.
+
+    Raises:
+        Exception: what failed, if anything did; of several, a ``FinoflowError`` that names them all.
+    """
+    errors = [failures.rebuild(step.error) for step, _call in settled if step.status == StepStatus.FAILED]
     if len(errors) == 1:
         raise errors[0]
     if errors:
         raise FinoflowError(f"{len(errors)} failures: " + "; ".join(str(error) for error in errors))
+    return [schemas.rebuild(call.output_schema, step.result) for step, call in settled]

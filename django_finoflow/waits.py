@@ -5,7 +5,8 @@ Opened, answered, expired. Each is one transaction on the run's row, so exactly 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -22,111 +23,154 @@ from .reading import check_run_id, progress
 from .statuses import OPEN_TO_SIGNALS, Outcome, RunStatus, StuckReason, WaitKind
 from .stops import Exhausted, Parked
 
+#: What a wait is stored as, by the word that users know it by.
+KINDS = {
+    "sleep": WaitKind.TIMER,
+    "signal": WaitKind.SIGNAL,
+    "approval": WaitKind.SIGNAL,
+    "child": WaitKind.CHILD,
+}
 
-def sleep(drive: Drive, place: Place, id: str, duration: Any) -> None:
-    """Pass a timer that is due, or park the run on it. A timer that was reached before keeps its due time (rule T5)."""
-    wait: Any = drive.recall(place, "sleep", id)
-    _answered(drive, wait or _draft(drive, place, WaitKind.TIMER, id, duration))
+
+@dataclass(frozen=True)
+class Asked:
+    """What a body asks to wait for.
+
+    Attributes:
+        kind: ``sleep``, ``signal``, ``approval`` or ``child``, the words that users know.
+        name: the signal's name, or the timer's or the child's.
+        timeout: how long to wait, should the wait be new; the deadline is fixed when first reached (rules T5, T6).
+        early: whether a signal may have come before.
+        ask: of an approval, says what a person is asked, should it be new.
+        start: of a child, inserts its row under the id it is given, within the transaction that stores the wait.
+    """
+
+    kind: str
+    name: str
+    timeout: Any = None
+    early: bool = False
+    ask: Callable[[], Question] | None = None
+    start: Callable[[str], Execution] | None = None
 
 
-def for_signal(
-    drive: Drive,
-    place: Place,
-    name: str,
-    timeout: Any,
-    *,
-    early: bool = False,
-    ask: Callable[[], Question] | None = None,
-) -> tuple[Wait, Any]:
-    """Pass a wait whose signal has come or whose deadline has passed, or park the run on it.
-
-    Args:
-        drive: the drive.
-        place: the wait's position.
-        name: the signal's name.
-        timeout: how long to wait, should the wait be new; the deadline is fixed when first reached (rule T6).
-        early: whether signals may have come before.
-        ask: makes this a gate: says what a person is asked, should it be new.
+def take(drive: Drive, place: Place, asked: Asked) -> tuple[Wait, Any]:
+    """Pass a wait whose signal has come or whose time has passed, or park the run on it.
 
     Returns:
-        The wait, signalled or timed out, and its signal's payload.
+        The wait, which is over, and its signal's payload; a child's is how it ended.
     """
-    wait: Any = drive.recall(place, "approval" if ask else "signal", name)
-    if wait is None:
+    wait: Any = drive.recall(place, asked.kind, asked.name)
+    if wait is None or wait.is_open:
         drive.leave_if_exhausted()
-        wait = _draft(drive, place, WaitKind.SIGNAL, name, timeout, ask() if ask else None)
-    return _answered(drive, wait, early)
-
-
-def for_child(
-    drive: Drive, place: Place, name: str, timeout: Any, start: Callable[[str], Execution]
-) -> tuple[Wait, Any]:
-    """Pass a child run that has ended or whose deadline has passed, or park the run on it; start it if it is new.
-
-    Args:
-        drive: the drive.
-        place: the wait's position, from which the child's id follows.
-        name: the node's name.
-        timeout: how long the child may take.
-        start: inserts the child's row under the id it is given, within the transaction that stores the wait.
-
-    Returns:
-        The wait, signalled or timed out, and how the child ended.
-    """
-    wait: Any = drive.recall(place, "child", name)
-    wait = wait or _draft(drive, place, WaitKind.CHILD, name, timeout)
-    return _answered(drive, wait, start=lambda: start(history.child_run_id(drive.run, *place)))
-
-
-def _answered(
-    drive: Drive, wait: Wait, early: bool = False, start: Callable[[], Execution] | None = None
-) -> tuple[Wait, Any]:
-    if wait.outcome == Outcome.OPEN:
-        _settle(drive, wait, early, start)
+        wait = wait or draft(drive, place, asked)
+        settle(drive, wait, asked, alone=True)
     elif wait.outcome == Outcome.CANCELLED:
         drive.stop(Exhausted())
+    if wait.is_open:
+        drive.stop(Parked())
+    return wait, payload(drive, wait)
+
+
+def payload(drive: Drive, wait: Wait) -> Any:
+    """Return the payload of the signal that ended a wait, if one did."""
     signal = drive.recorded.delivered.get(wait.pk)
-    return wait, signal.payload if signal else None
+    return signal.payload if signal else None
 
 
-def _draft(
-    drive: Drive, place: Place, kind: WaitKind, name: str, timeout: Any, question: Question | None = None
-) -> Wait:
-    times = {"opened_at": (now := clock.now()), "due_at": None if timeout is None else durations.due(timeout, now)}
+def draft(drive: Drive, place: Place, asked: Asked) -> Wait:
+    """Return a new wait, not yet stored."""
+    question = asked.ask() if asked.ask else None
+    now = clock.now()
+    times = {"opened_at": now, "due_at": None if asked.timeout is None else durations.due(asked.timeout, now)}
     gate = {"approval": question.snapshot, "audience": question.audience.dumps()} if question else {}
     branch, index = place
-    return Wait(execution=drive.run, branch=branch, index=index, kind=kind, name=name, **times, **gate)
+    return Wait(
+        execution=drive.run, branch=branch, index=index, kind=KINDS[asked.kind], name=asked.name, **times, **gate
+    )
 
 
-def _settle(drive: Drive, wait: Wait, early: bool = False, start: Callable[[], Execution] | None = None) -> None:
-    """End the wait if it can be ended, else park the run; in one transaction, of which the drive then tells."""
-    drive.leave_if_exhausted()
-    parked = drive.write(lambda: _settle_locked(drive, wait, early, start))
+def settle(drive: Drive, wait: Wait, asked: Asked, *, alone: bool) -> None:
+    """Store a wait, and end it if it can be ended; in one transaction, of which the drive then tells.
+
+    Args:
+        drive: the drive.
+        wait: the wait, new or still open when it was read.
+        asked: what the body asks for.
+        alone: whether nothing else of the run is going on, so that it parks at once if the wait stays open.
+    """
+    drive.write(lambda: _settle_locked(drive, wait, asked, alone))
     drive.signals = None
     drive.store(wait)
-    if parked:
-        drive.stop(Parked())
 
 
-def _settle_locked(drive: Drive, wait: Wait, early: bool, start: Callable[[], Execution] | None) -> bool:
-    """Settle the wait within one transaction; return whether the run is parked on it."""
+def _settle_locked(drive: Drive, wait: Wait, asked: Asked, alone: bool) -> None:
     run = drive.run
     with history.fenced(run) as row:
-        if _store(run, wait) and start is not None:
-            start()
-        signal = _signal_for(run, wait, early)
-        if signal is not None:
-            drive.recorded.delivered[wait.pk] = signal
-        elif wait.is_open and wait.due_at is not None and wait.due_at <= clock.now():
-            _expire(run, wait)
-        elif wait.is_open:
+        if _store(run, wait) and asked.start is not None:
+            asked.start(history.child_run_id(run, wait.branch, wait.index))
+        if _end_if_due(drive, wait, early=asked.early):
+            history.resume(run)
+            run.status = RunStatus.RUNNING
+        elif alone:
             drive.recorded.add(wait)
             drive.current_step = wait.name
-            history.park(run, row, _earliest(drive), **drive.progress())
-            return True
-        history.resume(run)
-        run.status = RunStatus.RUNNING
-        return False
+            history.park(run, row, wait.due_at, **drive.progress())
+
+
+def rest(drive: Drive, waiting: Sequence[Wait], due_at: datetime | None, *, park: bool) -> bool:
+    """Look which of several open waits have ended by now; return whether the run is parked because none has.
+
+    Args:
+        drive: the drive.
+        waiting: the waits, which are brought up to date.
+        due_at: when the run is due again at the latest, besides their deadlines.
+        park: whether to park, nothing else of the run being in flight.
+    """
+    ended = drive.write(lambda: _rest_locked(drive, waiting, due_at, park))
+    for wait in ended:
+        drive.store(wait)
+    drive.signals = None
+    return park and not ended
+
+
+def _rest_locked(drive: Drive, waiting: Sequence[Wait], due_at: datetime | None, park: bool) -> list[Wait]:
+    run = drive.run
+    with history.fenced(run) as row:
+        stored = Wait.objects.in_bulk([wait.pk for wait in waiting])
+        for wait in waiting:
+            wait.outcome, wait.closed_at = stored[wait.pk].outcome, stored[wait.pk].closed_at
+        ended = [wait for wait in waiting if _end_if_due(drive, wait)]
+        if ended:
+            history.resume(run)
+            run.status = RunStatus.RUNNING
+        elif park:
+            moments = [moment for moment in (due_at, *(wait.due_at for wait in waiting)) if moment is not None]
+            history.park(run, row, min(moments, default=None), **drive.progress())
+        return ended
+
+
+def withdraw(drive: Drive, wait: Wait) -> None:
+    """Close a wait that its branch has given up, so that nobody answers it for nothing."""
+    drive.write(lambda: _withdraw_locked(drive, wait))
+    drive.store(wait)
+
+
+def _withdraw_locked(drive: Drive, wait: Wait) -> None:
+    with history.fenced(drive.run):
+        wait.refresh_from_db()
+        if wait.is_open:
+            history.close(wait, Outcome.CANCELLED)
+
+
+def _end_if_due(drive: Drive, wait: Wait, *, early: bool = False) -> bool:
+    """End a stored wait of a locked run if its signal has come or its time has passed; return whether it is over."""
+    if wait.is_open and early:
+        _consume(drive.run, wait)
+    if wait.is_open and wait.due_at is not None and wait.due_at <= clock.now():
+        _expire(drive.run, wait)
+    if wait.outcome == Outcome.SIGNALLED:
+        drive.recorded.delivered[wait.pk] = Signal.objects.get(consumed_by=wait)
+    return not wait.is_open
 
 
 def _store(run: Execution, wait: Wait) -> bool:
@@ -144,17 +188,12 @@ def _store(run: Execution, wait: Wait) -> bool:
     return True
 
 
-def _signal_for(run: Execution, wait: Wait, early: bool) -> Signal | None:
-    """Return the signal that ends this wait, if it has come: the one delivered to it, or the oldest of those kept."""
-    if wait.outcome == Outcome.SIGNALLED:
-        return Signal.objects.get(consumed_by=wait)
-    if wait.kind != WaitKind.SIGNAL or not wait.is_open or not early:
-        return None
+def _consume(run: Execution, wait: Wait) -> None:
+    """End a wait by the oldest signal that came before it, if there is one."""
     signal = Signal.objects.filter(execution=run, name=wait.name, consumed_by=None).order_by("sequence").first()
     if signal is not None:
         history.close(wait, Outcome.SIGNALLED)
         Signal.objects.filter(pk=signal.pk).update(consumed_by=wait)
-    return signal
 
 
 def _expire(run: Execution, wait: Wait) -> None:
@@ -166,11 +205,6 @@ def _expire(run: Execution, wait: Wait) -> None:
             cancel(child)
     if not timer:
         _tell(events.signal_timed_out, run, name=wait.name, wait=wait.pk)
-
-
-def _earliest(drive: Drive) -> datetime | None:
-    open_waits = [c for c in drive.recorded.checkpoints.values() if isinstance(c, Wait) and c.is_open]
-    return min((w.due_at for w in open_waits if w.due_at is not None), default=None)
 
 
 def cancel(run: Execution) -> bool:

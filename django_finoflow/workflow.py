@@ -1,4 +1,4 @@
-"""Definitions: ``@workflow`` for a body, ``@activity`` for a reusable step.
+"""Definitions: ``@workflow`` for a body, ``@activity`` for a reusable step; both a ``def`` or an ``async def``.
 
 A definition is only a description with verbs; the engine performs them. Importing it needs no loaded Django.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from asgiref.sync import sync_to_async
 
 from . import registry, schemas
 from .approval import Approval
@@ -26,9 +28,9 @@ class Activity:
         self, fn: Body, *, id: str, retry: Retry | None, input_schema: Any, output_schema: Any, compensate: Body | None
     ):
         self.id = check_name(id, "activity")
-        self.fn = _plain_function(fn, f'activity "{id}"')
+        self.fn = _function(fn, f'activity "{id}"')
         self.retry = retry
-        self.compensate = None if compensate is None else _plain_function(compensate, f'activity "{id}" compensate')
+        self.compensate = None if compensate is None else _function(compensate, f'activity "{id}" compensate')
         schemas.check(input_schema, f'activity "{id}" input_schema')
         schemas.check(output_schema, f'activity "{id}" output_schema')
         self.input_schema, self.output_schema = input_schema, output_schema
@@ -50,6 +52,11 @@ class Definition:
     """
 
     body: Body
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the body is an ``async def``."""
+        return is_async(self.body)
 
     def __init__(
         self,
@@ -137,16 +144,24 @@ class Definition:
         """
         return engine().resume(self, run_id, abort=abort, on_checkpoint=on_checkpoint)
 
+    async def arun(self, input: Any = None, **options: Any) -> Any:
+        """Do what ``run`` does, from async code. It holds the thread of all sync code of an ASGI process meanwhile."""
+        return await sync_to_async(self.run)(input, **options)
+
+    async def aresume(self, run_id: str, **options: Any) -> Any:
+        """Do what ``resume`` does, from async code, as ``arun``."""
+        return await sync_to_async(self.resume)(run_id, **options)
+
     def signal(self, run_id: str, name: str, payload: Any = None, *, sender: str | None = None) -> Any:
         """Deliver a signal to a run; see ``django_finoflow.signal``."""
         return engine().signal(run_id, name, payload, sender=sender)
 
 
 class FunctionWorkflow(Definition):
-    """A workflow whose body is a function ``body(ctx, input)``. Calling it calls the function."""
+    """A workflow whose body is a function ``body(ctx, input)``, async or not. Calling it calls the function."""
 
     def __init__(self, body: Body, **options: Any):
-        self.body = _plain_function(body, f'workflow "{options.get("id")}"')
+        self.body = _function(body, f'workflow "{options.get("id")}"')
         self.__name__ = getattr(body, "__name__", options["id"])
         self.__doc__ = body.__doc__
         super().__init__(**options)
@@ -234,12 +249,17 @@ def activity(
     )
 
 
-def _plain_function(fn: Body, where: str) -> Body:
+def _function(fn: Body, where: str) -> Body:
     if not callable(fn):
         raise DefinitionError(f"{where}: decorate a function, not {fn!r}.")
-    if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
-        raise DefinitionError(f"{where}: its function must be an ordinary def, not async and not a generator.")
+    if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
+        raise DefinitionError(f"{where}: its function must be a def or an async def, not a generator.")
     return fn
+
+
+def is_async(fn: Any) -> bool:
+    """Whether calling ``fn`` gives something to await, as far as that can be seen before."""
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
 def _whole(value: Any, where: str, least: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -182,11 +183,47 @@ def test_c1_an_activity_brings_its_compensator_and_a_call_may_bring_another(make
     assert calls == [("other", {"n": 2}, 3), ("free", {"n": 1}, 2)]
 
 
-def test_c1_a_compensator_is_a_plain_function() -> None:
+def test_c1_a_compensator_may_be_async(make: Workshop) -> None:
+    undone = []
+
+    async def undo(ctx: Any) -> None:
+        await asyncio.sleep(0)
+        undone.append((ctx.result, dict(ctx.signals), ctx.requester, ctx.steps, current_step().step_id))
+
+    @make
+    def body(ctx: Any, input: Any) -> None:
+        ctx.step("a", lambda: 1, compensate=undo)
+        raise ValueError
+
+    failure(body)
+    assert undone == [(1, {}, None, {"a": 1}, "a")]
+
+
+def test_c1_an_async_compensator_that_fails_is_a_failed_one(make: Workshop) -> None:
+    async def undo(ctx: Any) -> None:
+        raise LookupError("gone")
+
+    @make
+    def body(ctx: Any, input: Any) -> None:
+        ctx.step("a", lambda: 1, compensate=undo)
+        raise ValueError
+
+    run = body.run()
+    assert (run.status, run.state.steps[0].id) == ("stuck", "a")
+    assert row(run.run_id).steps.get().compensation_error["message"] == "gone"
+
+
+def test_c1_an_async_compensator_of_an_atomic_step_is_refused(make: Workshop) -> None:
     async def undo(ctx: Any) -> None: ...
 
-    with pytest.raises(DefinitionError):
-        activity(id="x", compensate=undo)(lambda input, ctx: None)
+    @make
+    def body(ctx: Any, input: Any) -> None:
+        ctx.step("a", lambda: 1, atomic=True, compensate=undo)
+
+    assert "ordinary def" in str(failure(body).__cause__)
+
+
+def test_c1_a_compensator_is_a_function() -> None:
     with pytest.raises(DefinitionError):
         activity(id="x", compensate="undo")(lambda input, ctx: None)
 

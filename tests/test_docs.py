@@ -52,7 +52,7 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 SHAPES = [path.name for path in sorted(DOCS.glob("builder*.md"))]
 EXAMPLES = ["README.md", "concepts.md", "workflows.md", "approvals.md", "payloads.md", "worker.md", "settings.md"]
-EXAMPLES += ["rollback.md", *SHAPES]
+EXAMPLES += ["rollback.md", "async-workflows.md", *SHAPES]
 
 BLOCK = re.compile(
     r"(?P<skip><!-- not run[^>]*-->\n)?^```(?:\{code-block\} )?(?P<language>\w+)\n"
@@ -65,7 +65,7 @@ ERRORS = {name for name in django_finoflow.__all__ if name in vars(exceptions)}
 #: The pages that tell of system checks.
 CHECKS = ("worker.md", "settings.md", "builder.md")
 #: Names of the context that are the engine's, or the builder's.
-INTERNAL = {"leftover", "perform", "perform_together", "results", "signals"}
+INTERNAL = {"leftover", "perform", "play", "perform_together", "results", "signals"}
 
 once = pytest.mark.only_sqlite(reason="reads files and needs no server; once is enough")
 

@@ -9,7 +9,7 @@ import sys
 from tests import databases
 from tests.processes import ROOT
 
-NAMES = ("steps", "latency", "replay", "claims")
+NAMES = ("steps", "latency", "replay", "claims", "asynchronous")
 
 
 def main(names: list[str]) -> int:

@@ -1,0 +1,377 @@
+"""The event loop of one drive of an async body.
+
+The loop runs in a thread of its own. Async bodies run there, side by side; whatever touches the database, sync bodies
+and the engine's own writes, goes one by one through the thread that drives, and so through its connection.
+
+A branch that must wait rests: it does not raise, which would undo its siblings, and it holds nothing. What its siblings
+have in flight settles first; the run parks when each of its asyncio tasks rests, or awaits one that does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import math
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from asgiref.sync import async_to_sync, sync_to_async
+
+from . import bodies, clock, conf, waits
+from .attempt import Attempt, current_attempt
+from .bodies import Outcome
+from .branches import Branch, current_branch
+from .drive import Drive, in_test_case
+from .idle import awaits_others
+from .models import Wait
+from .stops import DriveStopped, Exhausted, Interrupted, Mismatch, Parked
+
+#: Seconds between looks at what nobody tells the loop: the drive's abort, and whether all rest.
+TICK = 0.1
+#: Seconds that branches get to come to what they have recorded once the body has failed, and to end once cancelled.
+LAST_WORDS = 5.0
+
+Work = Coroutine[Any, Any, Any]
+
+
+@dataclass(eq=False)
+class Rest:
+    """What one branch rests for: the end of a wait, a moment, its turn, or nothing that could come in this drive."""
+
+    task: Any
+    work: Any
+    wait: Wait | None = None
+    due_at: datetime | None = None
+    turn: Callable[[], bool] | None = None
+
+    def is_over(self) -> bool:
+        """Whether the branch can go on."""
+        if self.turn is not None:
+            return self.turn()
+        if self.wait is not None:
+            return not self.wait.is_open
+        return self.due_at is not None and self.due_at <= clock.now()
+
+
+class Loop:
+    """What one drive's event loop does: branches, what they have in flight, and how they rest."""
+
+    def __init__(self, drive: Drive):
+        self._drive = drive
+        self.in_test_case = in_test_case()
+        #: The body's own asyncio tasks: each is a branch.
+        self._branches: dict[asyncio.Task[Any], Branch] = {}
+        #: The engine's: each makes or stores one checkpoint, and settles whatever becomes of who asked for it.
+        self._works: set[asyncio.Task[Any]] = set()
+        self._unwanted: set[asyncio.Task[Any]] = set()
+        self._resting: dict[asyncio.Future[None], Rest] = {}
+        self._deadlines: set[asyncio.Timeout] = set()
+        self._is_over = self._is_abandoned = self._is_hurried = self._is_looking = False
+        self._looked_at = clock.monotonic()
+
+    def run(self, body: Callable[..., Work], ctx: Any) -> Any:
+        """Run ``body(ctx, ctx.input)`` to its end on a loop that is there for this drive only; return its result.
+
+        The loop is never the caller's: what other tasks do there is no business of this run.
+        """
+        self._drive.on_loop = True
+        try:
+            result, error = async_to_sync(self._play, force_new_loop=True)(body, ctx)
+        except KeyboardInterrupt:
+            self._is_abandoned = True
+            with suppress(RuntimeError):  # the loop is closed already
+                self._loop.call_soon_threadsafe(self._cancel_all)
+            raise
+        finally:
+            self._drive.on_loop = False
+            self._drive.follow_thread()
+        if error is not None:
+            raise error
+        return result
+
+    async def _play(self, body: Callable[..., Work], ctx: Any) -> tuple[Any, BaseException | None]:
+        # An error that async_to_sync raises would keep its frames, and so the loop's thread, until they are collected.
+        self._loop = asyncio.get_running_loop()
+        vars(self._loop)["time"] = clock.monotonic  # one that a frozen calendar does not stop
+        self._drive.follow_thread()
+        self._loop.set_task_factory(self._make_task)
+        main = self._make_branch(body(ctx, ctx.input), self._drive.root, contextvars.copy_context())
+        watch = asyncio.Task(self._watch(), loop=self._loop)
+        await asyncio.wait([main])
+        error = _error_of(main)
+        await self._wind_up(failed=error is not None)
+        watch.cancel()
+        return None if error else main.result(), error
+
+    # ── Branches ────────────────────────────────────────────────────────────────────────────────
+
+    def _make_task(self, loop: Any, coro: Any, context: Any = None, **options: Any) -> asyncio.Task[Any]:
+        """Make an asyncio task: a branch, if the body makes it; what a step's body makes is its own affair."""
+        parent = current_branch.get(None)
+        if parent is None or current_attempt.get() is not None:
+            return asyncio.Task(coro, loop=loop, context=context, **options)
+        return self._make_branch(coro, parent.fork(), context or contextvars.copy_context(), **options)
+
+    def _make_branch(self, coro: Any, branch: Branch, context: Any, **options: Any) -> asyncio.Task[Any]:
+        context.run(current_branch.set, branch)
+        task = asyncio.Task(coro, loop=self._loop, context=context, **options)
+        self._branches[task] = branch
+        task.add_done_callback(self._end_branch)
+        return task
+
+    def _end_branch(self, task: asyncio.Task[Any]) -> None:
+        self._branches[task].bag.join()
+        if not task.cancelled() and isinstance(_error_of(task), DriveStopped):
+            task._log_traceback = False  # no error that somebody forgot
+        self.look_soon()
+
+    def leftover(self) -> Any:
+        """Return a checkpoint that the run has recorded and no branch came to, if there is one.
+
+        Of a body that failed, branches may have been cut short.
+        """
+        cut = {branch.path for task, branch in self._branches.items() if task.cancelled() or task.cancelling()}
+        counts = {branch.path: branch.count for branch in self._branches.values()}
+        is_whole = not cut and not any(_error_of(task) for task in self._branches)
+        for checkpoint in self._drive.recorded.in_order():
+            count = counts.get(checkpoint.branch, 0 if is_whole else math.inf)
+            if checkpoint.index >= count and checkpoint.branch not in cut:
+                return checkpoint
+        return None
+
+    # ── Work of the engine ──────────────────────────────────────────────────────────────────────
+
+    async def here(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Do something in the thread that drives, and return what it returns."""
+        if self._is_abandoned:
+            raise asyncio.CancelledError
+        return await _in_driving_thread(work, *args)
+
+    def begin(self, work: Work) -> asyncio.Task[Any]:
+        """Begin to make a checkpoint."""
+        task = asyncio.Task(work, loop=self._loop)
+        self._works.add(task)
+        task.add_done_callback(self._works.discard)
+        return task
+
+    async def settled(self, *works: asyncio.Task[Any]) -> list[Any]:
+        """Return the results of checkpoints that have been begun, once all have settled.
+
+        Whoever asked for them may be cancelled meanwhile (a ``TaskGroup`` does that): what is in flight is recorded all
+        the same, so that it can be replayed or undone, and then the cancellation goes on.
+        """
+        cancelled: asyncio.CancelledError | None = None
+        while pending := [work for work in works if not work.done()]:
+            try:
+                await asyncio.wait(pending)
+            except asyncio.CancelledError as error:
+                if self._is_abandoned:
+                    raise
+                cancelled = error
+                self._unwanted.update(pending)
+                for rest in self._resting.values():
+                    if rest.work in pending:
+                        rest.work.cancel()
+        errors = [_error_of(work) for work in works]
+        if cancelled is not None:
+            raise cancelled
+        for failure in errors:
+            if failure is not None:
+                raise failure
+        return [work.result() for work in works]
+
+    async def body(self, make: Callable[[], Any], seen: Attempt, timeout: float | None) -> Outcome:
+        """Await an async body of a step; its deadline, or the drive's abort, cancels it (rule T4)."""
+        token = current_attempt.set(seen)
+        began, deadline = clock.now(), asyncio.timeout(timeout)
+        self._deadlines.add(deadline)
+        try:
+            async with deadline:
+                value = await make()
+            outcome = Outcome(value=value)
+        except BaseException as error:
+            outcome = Outcome(error=error)
+        finally:
+            self._deadlines.discard(deadline)
+            current_attempt.reset(token)
+        if self._drive.abort.is_set():
+            if outcome.error is not None:
+                self._drive.stop(Interrupted())
+        elif timeout is not None:
+            late = self.in_test_case and (clock.now() - began).total_seconds() > timeout
+            if late or deadline.expired():
+                return bodies.timed_out(seen, timeout)
+        return outcome
+
+    # ── Rest ────────────────────────────────────────────────────────────────────────────────────
+
+    async def rest(self, task: Any, **until: Any) -> None:
+        """Block a branch until its ``wait`` has ended, or ``due_at`` or its ``turn`` has come; or for good.
+
+        Raises:
+            DriveStopped: nothing else of the run is in flight, so the drive is over.
+        """
+        work = asyncio.current_task()
+        if work in self._unwanted:
+            raise asyncio.CancelledError
+        if self._drive.stopped is not None:
+            raise self._drive.stopped
+        future = self._loop.create_future()
+        self._resting[future] = Rest(task, work, **until)
+        self.look_soon()
+        try:
+            await future
+        finally:
+            del self._resting[future]
+
+    async def take_turn(self, settled_at: datetime | None) -> None:
+        """Let a recorded failure come again behind all that had been recorded before it, as it did the first time.
+
+        It may end its siblings, which must first come to what they have done: that may have to be undone.
+        """
+
+        def has_come() -> bool:
+            return not self._drive.is_behind(settled_at)
+
+        if not has_come():
+            await self.rest(asyncio.current_task(), turn=has_come)
+
+    async def leave_if_over(self, task: Any) -> None:
+        """Rest for good where something new would begin although the body has ended, or the run is being unwound."""
+        if self._is_over or self._drive.unwinding or asyncio.current_task() in self._unwanted:
+            await self.rest(task)
+
+    def is_alone(self, task: Any) -> bool:
+        """Whether nothing but ``task``, and the work that it waits for, is going on."""
+        return len(self._works) <= 1 and all(other is task or other.done() for other in self._branches)
+
+    def look_soon(self) -> None:
+        """Look at what rests, once what happens now has been told to those who wait for it."""
+        self._loop.call_soon(self._loop.call_soon, self._look)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether branches end because the drive does."""
+        return self._is_over or self._drive.stopped is not None
+
+    def _look(self) -> None:
+        """Park the run, or end its drive, if nothing of it is in flight."""
+        if self._drive.stopped is not None:
+            if not self._wake(lambda rest: True, self._drive.stopped) and self._is_at_rest():
+                self._cancel(self._branches)  # those who wait for a branch that is no more
+        elif self._wake(Rest.is_over) or not self._resting or not self._is_at_rest():
+            return
+        elif not self._wake(lambda rest: rest.turn is not None) and not self._is_over:
+            self.begin(self._come_to_rest(park=True))
+
+    def _is_at_rest(self) -> bool:
+        tasks = {rest.task for rest in self._rests()}
+        return not self._flying() and all(
+            task.done() or task in tasks or awaits_others(task, self._branches) for task in self._branches
+        )
+
+    def _rests(self) -> list[Rest]:
+        return [rest for future, rest in self._resting.items() if not future.done()]
+
+    def _flying(self) -> set[Any]:
+        """Return the engine's work that is in flight."""
+        return self._works - {rest.work for rest in self._rests()}
+
+    async def _come_to_rest(self, *, park: bool) -> None:
+        """Look which waits have ended, and wake their branches; if none has, park the run if that is asked for."""
+        if self._is_looking:
+            return
+        self._is_looking = True
+        rests = self._rests()
+        waiting = [rest.wait for rest in rests if rest.wait is not None]
+        moments = [rest.due_at for rest in rests if rest.due_at is not None]
+        drive = self._drive
+        self._looked_at = clock.monotonic()
+        try:
+            if not waiting and not moments:
+                drive.stop(Exhausted() if drive.unwinding else Mismatch(GIVEN_UP))
+            if await self.here(lambda: waits.rest(drive, waiting, min(moments, default=None), park=park)):
+                drive.stop(Parked())
+        except BaseException as error:
+            self._wake(lambda rest: True, error)
+        self._is_looking = False
+        self.look_soon()
+
+    def _wake(self, chosen: Callable[[Rest], bool], error: BaseException | None = None) -> int:
+        """Let the chosen branches go on, or end by ``error``; return how many."""
+        woken = [future for future, rest in self._resting.items() if chosen(rest) and not future.done()]
+        for future in woken:
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+        return len(woken)
+
+    async def _watch(self) -> None:
+        """Look now and then at what nobody tells this loop."""
+        while True:
+            await asyncio.sleep(TICK)
+            if self._drive.abort.is_set() and not self._is_hurried:
+                self._hurry()
+            self._look()
+            if any(rest.wait for rest in self._resting.values()) and clock.monotonic() - self._looked_at > conf.get(
+                "POLL_INTERVAL"
+            ):
+                await self._come_to_rest(park=False)
+
+    # ── The end ─────────────────────────────────────────────────────────────────────────────────
+
+    def _hurry(self) -> None:
+        """End early: nobody wants what is being done."""
+        self._is_hurried = True
+        self._drive.stopped = self._drive.stopped or Interrupted()
+        for deadline in self._deadlines:
+            deadline.reschedule(self._loop.time())
+        self._cancel(self._branches)
+
+    async def _wind_up(self, *, failed: bool) -> None:
+        """End the other branches, as the body has ended: what they have in flight settles, and nothing new begins.
+
+        If the body failed they first come to all that they have recorded, so that it can be undone.
+        """
+        self._is_over = True
+        end = self._loop.time() + LAST_WORDS
+        while True:
+            if flying := self._flying():
+                await asyncio.wait(flying, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)  # one may come to rest
+            elif failed and self._drive.missed() and not self._is_at_rest() and self._loop.time() < end:
+                await asyncio.sleep(0)
+            else:
+                break
+        if rest := self._cancel(self._branches):
+            await asyncio.wait(rest, timeout=LAST_WORDS)
+
+    def _cancel(self, tasks: Iterable[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:
+        running = [task for task in tasks if not task.done()]
+        for task in running:
+            task.cancel()
+        return running
+
+    def _cancel_all(self) -> None:
+        self._cancel(asyncio.all_tasks(self._loop))
+
+
+GIVEN_UP = (
+    "The workflow waits for something that it had given up when it first ran: which branch is cancelled must not "
+    "depend on what finishes first."
+)
+
+
+def _call(work: Callable[..., Any], *args: Any) -> Any:
+    return work(*args)
+
+
+#: Made once, since making it takes as long as calling it.
+_in_driving_thread = sync_to_async(_call, thread_sensitive=True)
+
+
+def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
