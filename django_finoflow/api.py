@@ -20,12 +20,15 @@ from .graph import walk
 from .inline import resume, run
 from .models import Execution, Signal
 from .names import check_signal_name
-from .reading import check_run_id, find_run, get_run, list_runs, snapshot, wait_for_end, watch_run
+from .reading import check_run_id, find_run, get_run, list_runs, snapshot
 from .statuses import RunStatus, StuckReason
+from .watching import await_for_end, awatch_run, wait_for_end, watch_run
 from .workflow import Definition
 
 __all__ = [
     "abandon_compensation",
+    "await_for_end",
+    "awatch_run",
     "cancel",
     "decide",
     "delete_run",

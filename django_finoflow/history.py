@@ -193,7 +193,7 @@ def park(run: Execution, row: Execution, due_at: datetime | None, **progress: An
 
 def hand_on(run: Execution) -> None:
     """Give up a run that others shall drive, now. Its state is not brought up to date, so ``updated_at`` stays, too."""
-    _let_go(run, channel=wakeup.DUE, touch=False, due_at=clock.now())
+    _let_go(run, due=True, touch=False, due_at=clock.now())
 
 
 def wake(run: Execution) -> None:
@@ -207,7 +207,7 @@ def wake(run: Execution) -> None:
     if run.status == RunStatus.WAITING:
         changes["status"] = RunStatus.RUNNING
     Execution.objects.filter(pk=run.pk).update(**changes)
-    wakeup.notify(wakeup.DUE, run.queue, using=conf.database())
+    wakeup.notify_due(run.queue, using=conf.database(), changed=run.pk)
 
 
 def done(run: Execution, result: Any, *, open_waits: bool, **progress: Any) -> None:
@@ -264,7 +264,7 @@ def unwind_child(run: Execution, child_id: str, error: dict[str, Any]) -> bool:
         if child is not None and child.status == RunStatus.DONE:
             _let_go(
                 child,
-                channel=wakeup.DUE,
+                due=True,
                 status=RunStatus.COMPENSATING,
                 error=error,
                 recoveries=0,
@@ -279,7 +279,7 @@ def unwind_child(run: Execution, child_id: str, error: dict[str, Any]) -> bool:
 
 def go_on_unwinding(run: Execution) -> None:
     """Make a locked run due whose unwinding got stuck; what failed is tried again."""
-    _let_go(run, channel=wakeup.DUE, status=RunStatus.COMPENSATING, stuck_reason="", recoveries=0, due_at=clock.now())
+    _let_go(run, due=True, status=RunStatus.COMPENSATING, stuck_reason="", recoveries=0, due_at=clock.now())
 
 
 def abandon_unwinding(run: Execution) -> None:
@@ -333,7 +333,7 @@ def begin_again(run: Execution) -> None:
         Wait.objects.filter(execution=run, outcome=Outcome.CANCELLED).update(outcome=Outcome.OPEN, closed_at=None)
     _let_go(
         run,
-        channel=wakeup.DUE,
+        due=True,
         status=RunStatus.RUNNING,
         stuck_reason="",
         error=None,
@@ -426,10 +426,11 @@ def _set(row: Execution, **changes: Any) -> None:
     Execution.objects.filter(pk=row.pk).update(updated_at=clock.now(), **changes)
 
 
-def _let_go(run: Execution, *, channel: str = wakeup.RESTED, touch: bool = True, **changes: Any) -> None:
+def _let_go(run: Execution, *, due: bool = False, touch: bool = True, **changes: Any) -> None:
     """Change a run and end its lease, if it is still ours, and tell so in the same statement.
 
-    The epoch rises, so that nobody who held the run before can write any more.
+    Those who watch are told, and if it is ``due`` the workers as well. The epoch rises, so that nobody who held the run
+    before can write any more.
 
     Raises:
         LeaseLost: it is not ours any more; nothing was written.
@@ -442,8 +443,8 @@ def _let_go(run: Execution, *, channel: str = wakeup.RESTED, touch: bool = True,
     sql = f"UPDATE finoflow_execution SET {columns}, lease_epoch = lease_epoch + 1 WHERE id = %s AND lease_epoch = %s"
     values += [run.pk, run.lease_epoch]
     if wakeup.can_notify(connection.alias):
-        sql += " RETURNING pg_notify(%s, queue)"
-        values.append(channel)
+        sql += " RETURNING pg_notify(%s, CAST(id AS text))" + (", pg_notify(%s, queue)" if due else "")
+        values += [wakeup.CHANGED, wakeup.DUE] if due else [wakeup.CHANGED]
     with connection.cursor() as cursor:
         cursor.execute(sql, values)
         _won(cursor.rowcount)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import models
 from django.db.models import Q
@@ -112,21 +113,41 @@ class Execution(models.Model):
         """Deliver a signal to this run; see ``django_finoflow.signal``."""
         return engine().signal(self.run_id, name, payload, sender=sender)
 
+    async def asignal(self, name: str, payload: Any = None, *, sender: str | None = None) -> Signal:
+        """Do in async code what ``signal`` does."""
+        return await sync_to_async(self.signal)(name, payload, sender=sender)
+
     def cancel(self) -> bool:
         """Cancel this run; see ``django_finoflow.cancel``."""
         return engine().cancel(self.run_id)
+
+    async def acancel(self) -> bool:
+        """Do in async code what ``cancel`` does."""
+        return await sync_to_async(self.cancel)()
 
     def retry(self) -> Execution:
         """Make this failed or stuck run due again; see ``django_finoflow.retry_run``."""
         return engine().retry_run(self.run_id)
 
+    async def aretry(self) -> Execution:
+        """Do in async code what ``retry`` does."""
+        return await sync_to_async(self.retry)()
+
     def snapshot(self) -> RunState:
         """Return a detached copy of the run as its rows stand now."""
         return engine().snapshot(self.run_id)
 
+    async def asnapshot(self) -> RunState:
+        """Do in async code what ``snapshot`` does."""
+        return await sync_to_async(self.snapshot)()
+
     def wait_for_end(self, timeout: Any = None) -> Any:
         """Block until the run ends and return its result; see ``django_finoflow.wait_for_end``."""
         return engine().wait_for_end(self.run_id, timeout=timeout)
+
+    async def await_for_end(self, timeout: Any = None) -> Any:
+        """Wait, without blocking the event loop, until the run ends; see ``django_finoflow.await_for_end``."""
+        return await engine().await_for_end(self.run_id, timeout=timeout)
 
 
 class Checkpoint(models.Model):

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from . import clock, conf, durations, history, registry
-from .exceptions import RunNotFound, WorkflowError
+from . import history, registry
+from .exceptions import RunNotFound
 from .history import History
 from .models import Execution, Signal, Step, Wait
 from .names import LONGEST_ID, why_not
 from .snapshots import RunState, SignalState, StepState, WaitState
 from .state import StateBag
-from .statuses import TERMINAL, Outcome, RunStatus, StepStatus, WaitKind
+from .statuses import Outcome, RunStatus, StepStatus, WaitKind
 
 MOST = 1000
 
@@ -99,57 +99,6 @@ def snapshot(run_id: str) -> RunState:
         result=run.result,
         error=_shown_error(run.error),
     )
-
-
-def watch_run(run_id: str, *, timeout: Any = None) -> Iterator[RunState]:
-    """Yield the run's state now and on each change, until the run ends or the time is up.
-
-    Args:
-        run_id: the run.
-        timeout: how long to watch, a duration; None: until the run ends.
-
-    Raises:
-        RunNotFound: no run has that id, or it was deleted while it was watched.
-    """
-    for state in _changes(run_id, timeout):
-        if state is not None:
-            yield state
-
-
-def wait_for_end(run_id: str, *, timeout: Any = None) -> Any:
-    """Block until the run ends and return its result.
-
-    Args:
-        run_id: the run.
-        timeout: how long to wait, a duration; None: for ever.
-
-    Raises:
-        RunNotFound: no run has that id.
-        WorkflowError: the run ended otherwise than done, or is stuck.
-        TimeoutError: it has not ended in time.
-    """
-    for state in watch_run(run_id, timeout=timeout):
-        if state.status == RunStatus.DONE:
-            return state.result
-        if state.status in TERMINAL or state.status == RunStatus.STUCK:
-            why = f": {state.error['message']}" if state.error else ""
-            raise WorkflowError(f"Run {run_id} is {state.status}{why}", state)
-    raise TimeoutError(f"Run {run_id} has not ended within {durations.seconds(timeout):g}s.")
-
-
-def _changes(run_id: str, timeout: Any) -> Iterator[RunState | None]:
-    end = None if timeout is None else clock.monotonic() + durations.seconds(timeout)
-    pause = clock.Pause(longest=conf.get("POLL_INTERVAL"))
-    seen: RunState | None = None
-    while True:
-        state = snapshot(run_id)
-        if state != seen:
-            seen = state
-            pause.reset()
-            yield state
-        if state.status in TERMINAL or (end is not None and clock.monotonic() >= end):
-            return
-        pause(end)
 
 
 def _open_waits(run: Execution, checkpoints: list[Any]) -> Iterator[WaitState]:

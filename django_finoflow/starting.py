@@ -67,7 +67,7 @@ def _insert(run: Execution) -> None:
     with transaction.atomic(using=using):
         run.save(force_insert=True, using=using)
         if run.due_at is not None:
-            wakeup.notify(wakeup.DUE, run.queue, using=using)
+            wakeup.notify_due(run.queue, using=using)
     facts = {"run_id": run.run_id, "input": run.input}
     events.announce(events.run_started, using=using, sender=run.workflow_id, **facts)
 

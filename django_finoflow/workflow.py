@@ -156,6 +156,14 @@ class Definition:
         """Deliver a signal to a run; see ``django_finoflow.signal``."""
         return engine().signal(run_id, name, payload, sender=sender)
 
+    async def astart(self, input: Any = None, **options: Any) -> Any:
+        """Do what ``start`` does, from async code."""
+        return await sync_to_async(self.start)(input, **options)
+
+    async def asignal(self, run_id: str, name: str, payload: Any = None, *, sender: str | None = None) -> Any:
+        """Do what ``signal`` does, from async code."""
+        return await sync_to_async(self.signal)(run_id, name, payload, sender=sender)
+
 
 class FunctionWorkflow(Definition):
     """A workflow whose body is a function ``body(ctx, input)``, async or not. Calling it calls the function."""

@@ -52,7 +52,7 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 SHAPES = [path.name for path in sorted(DOCS.glob("builder*.md"))]
 EXAMPLES = ["README.md", "concepts.md", "workflows.md", "approvals.md", "payloads.md", "worker.md", "settings.md"]
-EXAMPLES += ["rollback.md", "async-workflows.md", *SHAPES]
+EXAMPLES += ["rollback.md", "async-workflows.md", "async.md", *SHAPES]
 
 BLOCK = re.compile(
     r"(?P<skip><!-- not run[^>]*-->\n)?^```(?:\{code-block\} )?(?P<language>\w+)\n"
@@ -415,7 +415,9 @@ def test_every_django_signal_carries_what_is_told(make: Any, django_capture_on_c
 def test_every_line_that_a_worker_logs_is_told() -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "django_finoflow").glob("*.py"))
     own = {"on-checkpoint-failed", "after-commit-error"}  # logged wherever a run is driven, of the user's own hooks
-    logged = set(re.findall(r'"event=([a-z-]+)', sources)) - own
+    watching = {"watch-failed", "watch-ended"}  # logged wherever one is watched
+    assert [event for event in sorted(watching) if f"`event={event}`" not in page("async.md")] == []
+    logged = set(re.findall(r'"event=([a-z-]+)', sources)) - own - watching
     assert [event for event in sorted(logged) if f"`{event}`" not in page("worker.md")] == []
 
 

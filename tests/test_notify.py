@@ -20,23 +20,28 @@ from tests.processes import Spawned, eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.only_postgresql]
 
-DUE, RESTED = wakeup.DUE, wakeup.RESTED
+CHANGED, DUE = wakeup.CHANGED, wakeup.DUE
 
 
 @pytest.fixture
 def heard() -> Iterator[Callable[[], list[tuple[str, str]]]]:
-    """What a plain connection that listens has heard since it was asked last: (channel, queue)."""
+    """What a plain connection that listens has heard since it was asked last: (channel, payload), in order of names."""
     parameters = connection.get_connection_params()
     for ours in ("cursor_factory", "context", "prepare_threshold"):
         parameters.pop(ours, None)
     with psycopg.connect(**parameters, autocommit=True) as listener:
-        for channel in (DUE, RESTED):
+        for channel in (CHANGED, DUE):
             listener.execute(f"LISTEN {channel}")
-        yield lambda: [(notice.channel, notice.payload) for notice in listener.notifies(timeout=0.2)]
+        yield lambda: sorted((notice.channel, notice.payload) for notice in listener.notifies(timeout=0.2))
 
 
 def begin(run_id: str, *orders: dict[str, Any], **options: Any) -> Execution:
     return start("script", list(orders), run_id=run_id, **options)
+
+
+def changed(run_id: str) -> tuple[str, str]:
+    """Return what is heard by those who watch when a run has changed."""
+    return CHANGED, str(Execution.objects.get(run_id=run_id).pk)
 
 
 def work() -> None:
@@ -49,17 +54,18 @@ def test_w9_starts_deliveries_parks_and_ends_notify_and_checkpoints_never_do(hea
     begin(
         "it", {"step": "a"}, {"step": "b", "atomic": True}, {"wait": "go"}, {"step": "c"}, {"gate": "ok"}, {"step": "d"}
     )
-    assert heard() == [(DUE, "default")]
+    due, rested = (DUE, "default"), changed("it")
+    assert heard() == [due]
     work()
-    assert heard() == [(RESTED, "default")]
+    assert heard() == [rested]
     signal("it", "go")
-    assert heard() == [(DUE, "default")]
+    assert heard() == [rested, due]
     work()
-    assert heard() == [(RESTED, "default")]
+    assert heard() == [rested]
     decide("it", "ok", user=User.objects.create_superuser("root"), approved=True)
-    assert heard() == [(DUE, "default")]
+    assert heard() == [rested, due]
     work()
-    assert heard() == [(RESTED, "default")]
+    assert heard() == [rested]
 
 
 @pytest.mark.parametrize("count", [1, 5])
@@ -89,11 +95,27 @@ def test_w9_errors_cancels_and_retries_are_told_as_well(heard: Callable[[], Any]
     work()
     heard()
     retry_run("bad")
-    assert heard() == [(DUE, "default")]
+    assert heard() == [changed("bad"), (DUE, "default")]
     work()
-    assert heard() == [(RESTED, "default")]
+    assert heard() == [changed("bad")]
     cancel("parked")
-    assert heard() == [(RESTED, "default")]
+    assert heard() == [changed("parked")]
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_w9_a_transaction_tells_of_each_run_that_it_changes_once_and_of_each_queue_once(
+    heard: Callable[[], Any], count: int
+) -> None:
+    run_ids = [f"{number}" for number in range(count)]
+    for run_id in run_ids:
+        begin(run_id, {"wait": "go"}, {"wait": "on"})
+    work()
+    heard()
+    with transaction.atomic():
+        for run_id in run_ids:
+            signal(run_id, "go")
+            cancel(run_id)
+    assert heard() == sorted([(DUE, "default"), *map(changed, run_ids)])
 
 
 def test_w9_an_idle_worker_is_woken_long_before_its_poll_interval(spawn: Callable[..., Spawned]) -> None:

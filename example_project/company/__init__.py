@@ -1,1 +1,1 @@
-"""A small company's Django project, with two apps: expenses and shop."""
+"""A small company's Django project, with three apps: expenses, shop, and live, which shows runs as they happen."""

@@ -15,6 +15,7 @@ ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]"]
 INSTALLED_APPS = [
     "expenses",
     "shop",
+    "live",
     "django_finoflow",  # ← the runs, the gates and the worker
     "django.contrib.admin",
     "django.contrib.auth",

@@ -1,10 +1,11 @@
-"""The example has no pages but the admin's."""
+"""The example has the admin's pages, and a few that show runs live."""
 
 from django.contrib import admin
-from django.urls import path
+from django.urls import include, path
 from django.views.generic import RedirectView
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
     path("admin/", admin.site.urls),
+    path("live/", include("live.urls")),
 ]

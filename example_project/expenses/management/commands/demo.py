@@ -34,6 +34,10 @@ GOODBYE = """\
     {manage} finoflow_worker
 
 and log in at http://127.0.0.1:8000/ as maria or jonas (managers), sofia or lukas (finance) or admin.
+To see runs live at http://127.0.0.1:8000/live/, start the site with an ASGI server instead of runserver:
+
+    {python} -m uvicorn --app-dir {folder} company.asgi:application
+
 Everybody's password is "{password}". Run the demo again: it starts nothing and pays nothing a second time."""
 
 
@@ -134,6 +138,8 @@ class Command(BaseCommand):
                 managers=gates.filter(name="manager").count(),
                 finance=gates.filter(name="finance").count(),
                 manage=f"{sys.orig_argv[0]} {sys.argv[0]}",  # as it was typed
+                python=sys.orig_argv[0],
+                folder=Path(sys.argv[0]).parent,
                 password=people.PASSWORD,
             )
         )
