@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .approval import Approval
+from .audience import Candidates
 from .builder import Workflow
 from .exceptions import (
     AlreadySignalled,
@@ -54,10 +55,13 @@ if TYPE_CHECKING:
     from .api import (
         abandon_compensation,
         cancel,
+        claim_gate,
         decide,
+        delegate_gate,
         delete_run,
         get_run,
         list_runs,
+        release_gate,
         resume_compensation,
         retry_run,
         signal,
@@ -68,10 +72,13 @@ if TYPE_CHECKING:
     from .asynchronous import (
         aabandon_compensation,
         acancel,
+        aclaim_gate,
         adecide,
+        adelegate_gate,
         adelete_run,
         aget_run,
         alist_runs,
+        arelease_gate,
         aresume_compensation,
         aretry_run,
         asignal,
@@ -80,6 +87,7 @@ if TYPE_CHECKING:
         awatch_run,
     )
     from .attempt import current_step
+    from .links import approval_link
     from .snapshots import RunResult, RunState
 
 __version__ = "0.1.0"
@@ -88,10 +96,13 @@ _HOMES = {
     "api": (
         "abandon_compensation",
         "cancel",
+        "claim_gate",
         "decide",
+        "delegate_gate",
         "delete_run",
         "get_run",
         "list_runs",
+        "release_gate",
         "resume_compensation",
         "retry_run",
         "signal",
@@ -102,10 +113,13 @@ _HOMES = {
     "asynchronous": (
         "aabandon_compensation",
         "acancel",
+        "aclaim_gate",
         "adecide",
+        "adelegate_gate",
         "adelete_run",
         "aget_run",
         "alist_runs",
+        "arelease_gate",
         "aresume_compensation",
         "aretry_run",
         "asignal",
@@ -114,6 +128,7 @@ _HOMES = {
         "awatch_run",
     ),
     "attempt": ("current_step",),
+    "links": ("approval_link",),
     "snapshots": ("RunResult", "RunState"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -121,6 +136,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "AlreadySignalled",
     "Approval",
+    "Candidates",
     "CheckpointRefused",
     "DecisionRefused",
     "DefinitionError",
@@ -154,11 +170,15 @@ __all__ = [
     "aabandon_compensation",
     "abandon_compensation",
     "acancel",
+    "aclaim_gate",
     "activity",
     "adecide",
+    "adelegate_gate",
     "adelete_run",
     "aget_run",
     "alist_runs",
+    "approval_link",
+    "arelease_gate",
     "aresume_compensation",
     "aretry_run",
     "asignal",
@@ -166,11 +186,14 @@ __all__ = [
     "await_for_end",
     "awatch_run",
     "cancel",
+    "claim_gate",
     "current_step",
     "decide",
+    "delegate_gate",
     "delete_run",
     "get_run",
     "list_runs",
+    "release_gate",
     "resume_compensation",
     "retry_run",
     "signal",

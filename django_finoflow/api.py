@@ -12,16 +12,16 @@ from typing import Any
 
 from django.db import transaction
 
-from . import conf, history, starting, waits
+from . import conf, history, standing, starting, waits
 from .attempt import refuse_within
 from .decisions import decide
 from .exceptions import RunLive, RunNotFound, RunNotResumable
 from .graph import walk
+from .handling import claim_gate, delegate_gate, release_gate
 from .inline import resume, run
 from .models import Execution, Signal
 from .names import check_signal_name
 from .reading import check_run_id, find_run, get_run, list_runs, snapshot
-from .statuses import RunStatus, StuckReason
 from .watching import await_for_end, awatch_run, wait_for_end, watch_run
 from .workflow import Definition
 
@@ -30,10 +30,13 @@ __all__ = [
     "await_for_end",
     "awatch_run",
     "cancel",
+    "claim_gate",
     "decide",
+    "delegate_gate",
     "delete_run",
     "get_run",
     "list_runs",
+    "release_gate",
     "resume",
     "resume_compensation",
     "retry_run",
@@ -204,7 +207,7 @@ def _locked_children(run: Execution) -> Iterator[Execution]:
 
 def _stuck_unwinding(run_id: str) -> Execution:
     found = _locked(run_id)
-    if found.status != RunStatus.STUCK or found.stuck_reason != StuckReason.COMPENSATION_FAILED:
+    if not standing.is_stuck_unwinding(found):
         raise RunNotResumable(
             f"Run {run_id} is {found.status}; only an unwinding that is stuck can be resumed or abandoned."
         )

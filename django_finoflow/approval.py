@@ -2,72 +2,59 @@
 
 ``Approval`` is the declaration on a workflow. When a run reaches the gate it is evaluated once, for that run, and the
 outcome is stored with the wait (``Question``): what people see and who they are does not change under them while they
-decide.
+decide. Only the ``form`` is not stored: a page takes it from the definition, never from a row.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from .exceptions import DefinitionError
+from django.forms import BaseForm
 
-DEFAULT_PERMISSION = "finoflow.decide_wait"
+from . import durations
+from .audience import DEFAULT_PERMISSION, Audience, Candidates, Users, check_names, check_people, found
+from .exceptions import DefinitionError, DurationError
+
+__all__ = ["DEFAULT_PERMISSION", "Approval", "Audience", "Candidates", "Question"]
+
 REASONS = ("reject", "always", "never")
 REJECTIONS = ("continue", "fail")
+TIMEOUTS = ("fail", "approve", "reject")
 
+#: What is done at a notice's time.
+REMIND, ESCALATE = "remind", "escalate"
 
-class Audience(NamedTuple):
-    """Who may decide: holders of ``permission`` who are in one of ``groups`` or ``users``, where those are given."""
-
-    permission: str = ""
-    groups: tuple[str, ...] = ()
-    users: tuple[str, ...] = ()
-
-    def dumps(self) -> str:
-        """Return the canonical text that is stored with the wait."""
-        return json.dumps([self.permission, sorted(self.groups), sorted(self.users)], separators=(",", ":"))
-
-    @classmethod
-    def loads(cls, text: str) -> Audience:
-        """Return the audience that ``dumps`` wrote as ``text``."""
-        permission, groups, users = json.loads(text)
-        return cls(permission, tuple(groups), tuple(users))
-
-    @staticmethod
-    def membership(user: Any) -> Collection[str]:
-        """Return the names of the groups of ``user``, to ask ``admits`` about many gates with one query."""
-        groups = getattr(user, "groups", None)
-        return frozenset(groups.values_list("name", flat=True)) if user.pk and groups is not None else frozenset()
-
-    def admits(self, user: Any, membership: Collection[str] | None = None) -> bool:
-        """Whether ``user`` is in this audience (rule A2). Exclusions are not its matter.
-
-        Args:
-            user: a Django user.
-            membership: the names of the user's groups, if they are known already.
-        """
-        if not user.is_active:
-            return False
-        if getattr(user, "is_superuser", False):
-            return True
-        named = bool(self.groups or self.users)
-        permission = self.permission or ("" if named else DEFAULT_PERMISSION)
-        if permission and not user.has_perm(permission):
-            return False
-        if not named or str(user.get_username()) in self.users:
-            return True
-        groups = self.membership(user) if membership is None else membership
-        return any(group in groups for group in self.groups)
+_SOME_DAY = datetime(2026, 1, 1, tzinfo=UTC)  # durations are only checked here; the time now asks for settings
 
 
 class Question(NamedTuple):
-    """An approval as evaluated for one run, ready to be stored with its wait."""
+    """An approval as evaluated for one run, ready to be stored with its wait.
+
+    ``notices`` are kind, delay from the opening, and whom an escalation adds.
+    """
 
     snapshot: dict[str, Any]
     audience: Audience
+    notices: tuple[tuple[str, Any, Audience | None], ...] = ()
+
+    def row(self, opened_at: datetime, due_at: datetime | None) -> dict[str, Any]:
+        """Return what a wait that opens then keeps of it. Notices for after the deadline are left out."""
+        schedule = [
+            {"kind": kind, "at": at, **({"audience": added.plain()} if added else {})}
+            for kind, delay, added in self.notices
+            if (at := durations.due(delay, opened_at)) and (due_at is None or at < due_at)
+        ]
+        schedule.sort(key=lambda notice: (notice["at"], notice["kind"]))
+        excluded = self.snapshot["exclude_deciders_of"]
+        return {
+            "approval": {**self.snapshot, "notices": schedule},
+            "audience": self.audience.dumps(),
+            "excludes": "".join(f"\n{name}" for name in excluded) + "\n" if excluded else "",
+            "notice_due_at": schedule[0]["at"] if schedule else None,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,34 +68,80 @@ class Approval:
         groups: names of groups; a decider must be in one of them (or one of ``users``).
         users: usernames, or a callable of the context that returns them.
         exclude_requester: whether the user who started the run may not decide, superuser or not.
+        exclude_deciders_of: names of gates; who has decided one of them in the same run may not decide, superuser or
+            not.
+        form: a Django ``Form`` class whose cleaned data becomes the decision's ``data``. Only in a declaration: in a
+            workflow's ``gates``, or of a builder workflow's gate.
         require_reason: ``"reject"``, ``"always"`` or ``"never"``. Blanks are no reason.
+        quorum: how many must approve, a whole number or a callable of the context; one rejection rejects.
+        on_timeout: what a passed deadline does: ``"fail"`` as a signal's timeout, ``"approve"`` or ``"reject"``.
         on_reject: ``"continue"`` hands the decision to the body; ``"fail"`` raises ``GateRejected`` there.
+        remind: when to remind those who are asked: durations from the opening, or moments.
+        escalate: when to ask more people, and whom: a pair such as ``("12h", Candidates(groups=["directors"]))``, or
+            several.
+        anonymous_links: whether a link made for one user opens the gate without a login.
 
     Raises:
         DefinitionError: an argument is not of its kind.
+        DurationError: a time of ``remind`` or ``escalate`` is none.
     """
 
     title: str | Callable[[Any], str] | None = None
     show: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None
     permission: str | None = None
     groups: Collection[str] = ()
-    users: Collection[str] | Callable[[Any], Collection[str]] = ()
+    users: Users = ()
     exclude_requester: bool = False
+    exclude_deciders_of: Collection[str] = ()
+    form: type[BaseForm] | None = None
     require_reason: str = "reject"
+    quorum: int | Callable[[Any], int] = 1
+    on_timeout: str = "fail"
     on_reject: str = "continue"
+    remind: Collection[Any] = ()
+    escalate: Collection[Any] = ()
+    anonymous_links: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.exclude_requester, bool):
-            raise DefinitionError(f"Approval(exclude_requester={self.exclude_requester!r}): it is True or False.")
+        _check_flag("exclude_requester", self.exclude_requester)
+        _check_flag("anonymous_links", self.anonymous_links)
         _check_choice("require_reason", self.require_reason, REASONS)
+        _check_choice("on_timeout", self.on_timeout, TIMEOUTS)
         _check_choice("on_reject", self.on_reject, REJECTIONS)
-        _check_names("groups", self.groups)
-        if not callable(self.users):
-            _check_names("users", self.users)
-        if self.permission is not None and str(self.permission).count(".") != 1:
-            raise DefinitionError(f"Approval(permission={self.permission!r}): write it as 'app_label.codename'.")
+        check_people("Approval", self.permission, self.groups, self.users)
+        check_names("exclude_deciders_of", self.exclude_deciders_of)
         if self.show is not None and not callable(self.show) and not isinstance(self.show, Mapping):
             raise DefinitionError(f"Approval(show={self.show!r}): give labels and values as a mapping, or a callable.")
+        if self.form is not None and not (isinstance(self.form, type) and issubclass(self.form, BaseForm)):
+            raise DefinitionError(f"Approval(form={self.form!r}): give a Django Form class.")
+        if not callable(self.quorum):
+            _check_quorum(self.quorum)
+        _check_times(self.remind)
+        _check_times([delay for delay, _candidates in self.escalations], "escalate")
+
+    @property
+    def escalations(self) -> tuple[tuple[Any, Candidates], ...]:
+        """The pairs of ``escalate``, which may be a single one."""
+        given = self.escalate
+        if isinstance(given, list | tuple):
+            pairs = [given] if len(given) == 2 and isinstance(given[1], Candidates) else given
+            if all(isinstance(one, list | tuple) and len(one) == 2 and isinstance(one[1], Candidates) for one in pairs):
+                return tuple((delay, candidates) for delay, candidates in pairs)
+        raise DefinitionError(
+            f'Approval(escalate={given!r}): give a time and whom to add, as ("12h", Candidates(groups=["directors"])), '
+            f"or several such pairs."
+        )
+
+    def bound(self, bind: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> dict[str, Any]:
+        """Return those arguments that hold callables of the context, with ``bind`` of each in its place."""
+        named = {name: getattr(self, name) for name in ("title", "show", "users", "quorum")}
+        changed: dict[str, Any] = {name: bind(value) for name, value in named.items() if callable(value)}
+        if any(callable(candidates.users) for _delay, candidates in self.escalations):
+            changed["escalate"] = tuple(
+                (delay, replace(them, users=bind(them.users)) if callable(them.users) else them)
+                for delay, them in self.escalations
+            )
+        return changed
 
     def ask(self, name: str, ctx: Any) -> Question:
         """Evaluate this approval for the run of ``ctx``; ``name`` is the gate's.
@@ -121,18 +154,22 @@ class Approval:
             raise DefinitionError(
                 f'Gate "{name}" excludes the requester, but run {ctx.run_id} has none: start it with requester=user.'
             )
-        users = self.users(ctx) if callable(self.users) else self.users
-        _check_names("users", users)
-        if callable(self.users) and not users and not self.groups:
-            raise DefinitionError(f'Gate "{name}": users(ctx) found nobody, and no groups are given. Who shall decide?')
         snapshot = {
             "title": str(_given(self.title, ctx) or name),
             "show": self._shown(ctx),
             "exclude_requester": self.exclude_requester,
+            "exclude_deciders_of": sorted(set(self.exclude_deciders_of)),
+            "form": self.form.__qualname__ if self.form else "",
             "require_reason": self.require_reason,
+            "quorum": _check_quorum(_given(self.quorum, ctx)),
+            "on_timeout": self.on_timeout,
             "on_reject": self.on_reject,
+            "anonymous_links": self.anonymous_links,
         }
-        return Question(snapshot, Audience(self.permission or "", tuple(self.groups), tuple(users)))
+        reminders = [(REMIND, delay, None) for delay in self.remind]
+        escalations = [(ESCALATE, delay, them.found(name, ctx)) for delay, them in self.escalations]
+        audience = found(name, ctx, self.permission, self.groups, self.users)
+        return Question(snapshot, audience, (*reminders, *escalations))
 
     def _shown(self, ctx: Any) -> dict[str, Any]:
         shown = _given(self.show, ctx)
@@ -148,11 +185,27 @@ def _given(value: Any, ctx: Any) -> Any:
     return value(ctx) if callable(value) else value
 
 
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise DefinitionError(f"Approval({name}={value!r}): it is True or False.")
+
+
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise DefinitionError(f"Approval({name}={value!r}): it is one of {', '.join(choices)}.")
 
 
-def _check_names(name: str, value: Any) -> None:
-    if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(n, str) and n for n in value):
-        raise DefinitionError(f"Approval({name}={value!r}): give a list of names.")
+def _check_quorum(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+        raise DefinitionError(f"Approval(quorum={value!r}): it is a whole number of at least 1.")
+    return value
+
+
+def _check_times(times: Any, name: str = "remind") -> None:
+    if isinstance(times, str) or not isinstance(times, list | tuple):
+        raise DefinitionError(f'Approval({name}={times!r}): give a list of times, as ("4h", "20h").')
+    for time in times:
+        try:
+            durations.due(time, _SOME_DAY)
+        except DurationError as error:
+            raise DurationError(f"Approval({name}=...): {error}") from None

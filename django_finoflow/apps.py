@@ -17,7 +17,8 @@ class FinoflowConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import api, bridge, checks  # noqa: F401
+        from . import api, bridge, checks, mails  # noqa: F401
 
         bridge.install(api)
+        mails.connect()
         autodiscover_modules("workflows")

@@ -19,10 +19,13 @@ from .watching import await_for_end, awatch_run
 __all__ = [
     "aabandon_compensation",
     "acancel",
+    "aclaim_gate",
     "adecide",
+    "adelegate_gate",
     "adelete_run",
     "aget_run",
     "alist_runs",
+    "arelease_gate",
     "aresume_compensation",
     "aretry_run",
     "asignal",
@@ -51,6 +54,9 @@ def _twin(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
 astart = _twin(api.start)
 asignal = _twin(api.signal)
 adecide = _twin(api.decide)
+aclaim_gate = _twin(api.claim_gate)
+arelease_gate = _twin(api.release_gate)
+adelegate_gate = _twin(api.delegate_gate)
 acancel = _twin(api.cancel)
 aretry_run = _twin(api.retry_run)
 aresume_compensation = _twin(api.resume_compensation)

@@ -331,14 +331,27 @@ class Workflow(Steps, Definition):
         """End the building: check what could not be checked before, and let nothing be added any more.
 
         Raises:
-            DefinitionError: it has no steps, or a branch no paths.
+            DefinitionError: it has no steps, or a branch no paths, or a gate excludes the deciders of none before it.
         """
         if not self._nodes:
             raise DefinitionError(f"{self.where} has no steps: add at least one, as .step(name, handler).")
         for node in self._nodes:
             if isinstance(node, BranchNode) and not node.paths:
                 raise DefinitionError(f"{self.where}: a branch has no paths: add some, as .path(name, build).")
+        self._check_exclusions()
         self._sealed = True
+
+    def _check_exclusions(self) -> None:
+        """Refuse a gate that excludes the deciders of one that is not before it: it would exclude nobody."""
+        before: set[str] = set()
+        for event, approval in self.gates.items():
+            for other in approval.exclude_deciders_of:
+                if other not in before:
+                    why = "that is itself" if other == event else "no gate before it has that name"
+                    raise DefinitionError(
+                        f'{self.where}, gate "{event}": exclude_deciders_of names "{other}", but {why}.'
+                    )
+            before.add(event)
 
     def check_start(self, *, has_requester: bool) -> None:
         """Refuse a run that would fail at one of its gates for want of a requester (rule A2); seals the workflow.
@@ -354,13 +367,19 @@ class Workflow(Steps, Definition):
             )
 
     def warnings(self) -> list[str]:
-        """Return what can be declared, but is hardly meant: a deadline that has passed when it is set."""
+        """Return what can be declared, but is hardly meant: a deadline that has passed when it is set, or is none."""
         waits = {f'wait for "{n.event}"': n.timeout for n in self._nodes if isinstance(n, WaitNode)}
         children = {f'sub_workflow "{n.name}"': n.timeout for n in self._nodes if isinstance(n, SubWorkflowNode)}
-        return [
+        passed = [
             f"{self.where}, {place}: timeout={timeout!r} has passed at once. Leave it out to wait for ever."
             for place, timeout in {**waits, **children}.items()
             if timeout is not None and not isinstance(timeout, datetime) and durations.seconds(timeout) == 0
+        ]
+        return passed + [
+            f'{self.where}, wait for "{node.event}": on_timeout={node.approval.on_timeout!r} needs a timeout=.'
+            for node in self._nodes
+            if isinstance(node, WaitNode) and node.timeout is None and node.approval is not None
+            if node.approval.on_timeout != "fail"
         ]
 
     def body(self, ctx: Any, input: Any) -> Any:

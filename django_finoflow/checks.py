@@ -4,7 +4,7 @@ Errors: ``finoflow.E001`` a setting in ``FINOFLOW`` cannot be; ``finoflow.E002``
 ``finoflow.E003`` ``USE_TZ`` is off; ``finoflow.E004`` the database is not supported. Warnings: on SQLite files
 ``finoflow.W001`` (transactions that do not take the write lock at once) and ``finoflow.W002`` (no write-ahead log),
 which make a web process and a worker wait for each other until "database is locked"; ``finoflow.W003`` the order of two
-apps changes the host's own admin pages; ``finoflow.W004`` something in a builder workflow is odd.
+apps changes the host's own admin pages; ``finoflow.W004`` something in a workflow's declaration is odd.
 """
 
 from __future__ import annotations

@@ -226,13 +226,17 @@ class Context:
         Raises:
             SignalTimeout: nobody answered in time.
             GateRejected: the answer was no, and the approval says ``on_reject="fail"``.
-            DefinitionError: an argument is not one of ``Approval``'s.
+            DefinitionError: an argument is not one of ``Approval``'s, or is its ``form``, which is only declared.
         """
         check_signal_name(name)
         declared = self._definition.gates.get(name, Approval())
         unknown = approval.keys() - {field.name for field in fields(Approval)}
         if unknown:
             raise DefinitionError(f'Gate "{name}": Approval has no argument {", ".join(sorted(unknown))}.')
+        if "form" in approval:
+            raise DefinitionError(
+                f'Gate "{name}": declare its form in the gates= of the workflow, where those who show it find it.'
+            )
         gate = replace(declared, **approval)
         durations.check(timeout)
         early = self._definition.early_signals

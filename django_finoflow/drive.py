@@ -185,7 +185,7 @@ class Drive:
         self.visited.add(place)
         found = self.recorded.at(place)
         if found is not None and (kind_of(found), id_of(found)) != (kind, id):
-            self.mismatch(found, f'{kind} "{id}"')
+            self.mismatch(found, (kind, id))
         return found
 
     def is_behind(self, settled_at: datetime | None) -> bool:
@@ -200,13 +200,16 @@ class Drive:
         unseen = [c for place, c in self.recorded.checkpoints.items() if place not in self.visited]
         return [c for c in unseen if isinstance(c, Step) and c.is_settled and c.compensable and not c.compensation]
 
-    def mismatch(self, found: Step | Wait, asked: str) -> NoReturn:
-        """Stop the drive because the body does not ask for what is recorded."""
+    def mismatch(self, found: Step | Wait, asked: tuple[str, str] | None) -> NoReturn:
+        """Stop the drive because the body does not ask for what is recorded, but for (kind, id) or nothing more."""
         branch = f' of branch "{found.branch}"' if found.branch else ""
+        recorded = (kind_of(found), id_of(found))
+        other = "nothing more" if asked is None else f'{asked[0]} "{asked[1]}"'
         self.stop(
             Mismatch(
-                f'At position {found.index}{branch} the run has recorded {kind_of(found)} "{id_of(found)}", but the '
-                f"workflow asked for {asked}. Bring the old order back, or register the change under a new version."
+                f'At position {found.index}{branch} the run has recorded {recorded[0]} "{recorded[1]}", but the '
+                f"workflow asked for {other}. Bring the old order back, or register the change under a new version.",
+                {"branch": found.branch, "position": found.index, "recorded": recorded, "asked": asked},
             )
         )
 

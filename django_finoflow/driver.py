@@ -57,7 +57,8 @@ def drive(
     except WriteRefused as refused:
         raise refused.error from None
     except Mismatch as mismatch:
-        _set_aside(it, StuckReason.REPLAY_MISMATCH, FinoflowError(str(mismatch)), **it.progress())
+        record = {**failures.describe(FinoflowError(str(mismatch))), "mismatch": mismatch.pair}
+        _set_aside(it, StuckReason.REPLAY_MISMATCH, record, **it.progress())
         return None
     except BaseException as error:
         if is_interrupt(error):
@@ -130,7 +131,7 @@ def _replay(it: Drive) -> tuple[Context | None, Any, BaseException | None]:
         drop_connection()
         error = CheckpointRefused("The body left a transaction open, so what it wrote there is lost.")
     if ctx is not None and (left := ctx.leftover()) is not None:
-        it.mismatch(left, "nothing more")
+        it.mismatch(left, None)
     return ctx, result, error
 
 
@@ -159,14 +160,13 @@ def _weigh_recoveries(it: Drive) -> None:
         )
         # What is half undone must not be tried again from its failed step, nor forget why it failed.
         reason = StuckReason.COMPENSATION_FAILED if it.unwinding else StuckReason.TOO_MANY_CRASHES
-        _set_aside(it, reason, FinoflowError(text))
+        _set_aside(it, reason, failures.describe(FinoflowError(text)))
         raise LeaseLost
 
 
-def _set_aside(it: Drive, reason: StuckReason, error: FinoflowError, **progress: Any) -> None:
-    record = failures.describe(error)
+def _set_aside(it: Drive, reason: StuckReason, error: dict[str, Any], **progress: Any) -> None:
     with suppress(LeaseLost):
-        it.write(lambda: history.stuck(it.run, reason, record, **progress))
+        it.write(lambda: history.stuck(it.run, reason, error, **progress))
 
 
 def _give_back(it: Drive) -> None:

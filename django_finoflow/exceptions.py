@@ -99,15 +99,18 @@ class InvalidSignalName(SignalRefused, DefinitionError):
 
 
 class DecisionRefused(FinoflowError):
-    """A decision was not accepted, and nothing was written.
+    """A decision, claim or delegation was not accepted, and nothing was written.
 
     ``code`` is one of ``not-a-gate``, ``not-open``, ``expired``, ``not-eligible``, ``excluded``, ``reason-required``,
-    ``changed``, ``already-answered`` and ``ambiguous``.
+    ``invalid``, ``changed``, ``already-answered``, ``ambiguous``, ``claimed`` and ``not-claimed``. With ``invalid``,
+    ``errors`` holds what the gate's form found wrong: a list of texts for each field, under ``""`` what is wrong as a
+    whole.
     """
 
-    def __init__(self, message: str, code: str):
-        super().__init__(message, code)
+    def __init__(self, message: str, code: str, errors: dict[str, list[str]] | None = None):
+        super().__init__(message, code, errors)
         self.code = code
+        self.errors = errors or {}
 
     def __str__(self) -> str:
         return str(self.args[0])

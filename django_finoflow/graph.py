@@ -181,9 +181,7 @@ class Walk:
         if node.approval is None:
             return self.ctx.wait_for_signal(node.event, timeout=node.timeout)
         # What the approval asks for with a function of the context is asked with the one that handlers know.
-        asked = {name: getattr(node.approval, name) for name in ("title", "show", "users")}
-        bound = {name: self._bound(fn) for name, fn in asked.items() if callable(fn)}
-        return self.ctx.wait_for_approval(node.event, timeout=node.timeout, **bound)
+        return self.ctx.wait_for_approval(node.event, timeout=node.timeout, **node.approval.bound(self._bound))
 
     def _bound(self, fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return lambda ctx: fn(self._now())

@@ -17,7 +17,7 @@ from typing import Any
 from django.db import connections, transaction
 from django.db.models import Count, Max, Q
 
-from . import clock, conf, events, registry, wakeup
+from . import clock, conf, events, registry, standing, wakeup
 from .exceptions import RunNotResumable
 from .models import Execution, Signal, Step, Wait
 from .statuses import Outcome, Rollback, RunStatus, StepStatus, StuckReason, Undo, WaitKind
@@ -315,11 +315,10 @@ def begin_again(run: Execution) -> None:
     Raises:
         RunNotResumable: it is in another state, or was unwound.
     """
-    unwound = (
-        run.rollback in (Rollback.COMPLETED, Rollback.STUCK) or run.stuck_reason == StuckReason.COMPENSATION_FAILED
-    )
-    if run.status not in (RunStatus.ERROR, RunStatus.STUCK) or unwound:
-        how = f"was rolled back ({run.rollback or run.stuck_reason})" if unwound else f"is {run.status}"
+    if not standing.can_retry(run):
+        how = f"is {run.status}"
+        if standing.was_unwound(run):
+            how = f"was rolled back ({run.rollback or run.stuck_reason})"
         raise RunNotResumable(
             f"Run {run.run_id} {how}; only an error or stuck run that was not rolled back can be tried again."
         )
@@ -416,10 +415,17 @@ def deliver(run: Execution, wait: Wait | None, name: str, payload: Any, sender: 
     return signal
 
 
+def consume(signal: Signal, wait: Wait) -> None:
+    """End a wait of a locked run by a signal that is stored."""
+    close(wait, Outcome.SIGNALLED)
+    Signal.objects.filter(pk=signal.pk).update(consumed_by=wait)
+
+
 def close(wait: Wait, outcome: Outcome) -> None:
-    """End a wait of a locked run."""
+    """End a wait of a locked run, and with it the claim of whoever worked on it."""
     wait.outcome, wait.closed_at = outcome, clock.now()
-    wait.save(update_fields=["outcome", "closed_at"])
+    wait.claimed_by_id, wait.claimed_by_name, wait.claimed_at = None, "", None
+    wait.save(update_fields=["outcome", "closed_at", "claimed_by", "claimed_by_name", "claimed_at"])
 
 
 def _set(row: Execution, **changes: Any) -> None:
@@ -451,7 +457,9 @@ def _let_go(run: Execution, *, due: bool = False, touch: bool = True, **changes:
 
 
 def _close_waits(run: Execution) -> None:
-    Wait.objects.filter(execution=run, outcome=Outcome.OPEN).update(outcome=Outcome.CANCELLED, closed_at=clock.now())
+    Wait.objects.filter(execution=run, outcome=Outcome.OPEN).update(
+        outcome=Outcome.CANCELLED, closed_at=clock.now(), claimed_by=None, claimed_by_name="", claimed_at=None
+    )
 
 
 def _won(rows: int) -> None:

@@ -1,8 +1,8 @@
 """The rows of a run. They are ordinary models: filter them, join them, show them, permission them.
 
 Only the engine writes them (``history`` a run's status and its checkpoints, ``leases`` its lease, ``waits`` its waits
-and signals, ``decisions`` its decisions), always by conditional updates. Read as you like; to change a run, call the
-API.
+and signals, ``verdicts`` its decisions, ``handling`` and ``maintenance`` what else happens at a gate), always by
+conditional updates or with the run locked. Read as you like; to change a run, call the API.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from django.utils.translation import gettext_lazy as _
 from .bridge import engine
 from .fields import PayloadField
 from .querysets import ExecutionQuerySet, OwnDatabase, WaitQuerySet
+from .records import READ_ONLY, Decision, GateEvent
 from .statuses import TERMINAL, Outcome, Rollback, RunStatus, StepKind, StepStatus, StuckReason, Undo, WaitKind
 
 if TYPE_CHECKING:
     from .snapshots import RunState
 
-READ_ONLY = ("view",)
+__all__ = ["Decision", "Execution", "GateEvent", "Signal", "Step", "Wait"]
 
 
 class Execution(models.Model):
@@ -210,6 +211,16 @@ class Wait(Checkpoint):
     approval = PayloadField(_("approval"))
     #: Who may decide, as canonical JSON: gates of one audience are found by one comparison (see approval.Audience).
     audience = models.TextField(_("audience"), blank=True)
+    #: The names of gates whose deciders may not decide this one, each between two line ends.
+    excludes = models.TextField(_("excludes the deciders of"), blank=True)
+    claimed_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("claimed by")
+    )
+    claimed_by_name = models.CharField(_("claimed by (name)"), max_length=255, blank=True)
+    claimed_at = models.DateTimeField(_("claimed"), null=True, blank=True)
+    #: When the next reminder or escalation is due, and how many have been given. The schedule is in ``approval``.
+    notice_due_at = models.DateTimeField(_("next notice"), null=True, blank=True)
+    notices = models.PositiveIntegerField(_("notices given"), default=0)
 
     objects = OwnDatabase.from_queryset(WaitQuerySet)()
 
@@ -218,9 +229,24 @@ class Wait(Checkpoint):
         verbose_name = _("gate")
         verbose_name_plural = _("gates")
         default_permissions = READ_ONLY
-        permissions = [("decide_wait", _("Can decide gates that name nobody else"))]
+        permissions = [
+            ("decide_wait", _("Can decide gates that name nobody else")),
+            ("override_gate", _("Can decide any gate against its rules")),
+        ]
         constraints = [models.UniqueConstraint(fields=["execution", "branch", "index"], name="finoflow_wait_place")]
-        indexes = [models.Index(fields=["outcome", "opened_at", "id"], name="finoflow_open_waits")]
+        indexes = [
+            models.Index(fields=["outcome", "opened_at", "id"], name="finoflow_open_waits"),
+            models.Index(
+                fields=["due_at", "opened_at", "id"],
+                condition=Q(outcome=Outcome.OPEN, approval__isnull=False),
+                name="finoflow_open_gates",
+            ),
+            models.Index(
+                fields=["notice_due_at"],
+                condition=Q(outcome=Outcome.OPEN, notice_due_at__isnull=False),
+                name="finoflow_notices",
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.title
@@ -268,30 +294,3 @@ class Signal(models.Model):
 
     def __str__(self) -> str:
         return self.name
-
-
-class Decision(models.Model):
-    """A person's answer to a gate. Append-only; the name stays when the user is deleted."""
-
-    wait = models.ForeignKey(Wait, models.CASCADE, related_name="decisions", verbose_name=_("gate"))
-    user = models.ForeignKey(
-        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("user")
-    )
-    user_name = models.CharField(_("user's name"), max_length=255)
-    approved = models.BooleanField(_("approved"))
-    reason = models.TextField(_("reason"), blank=True)
-    data = PayloadField(_("data"))
-    channel = models.CharField(_("channel"), max_length=20)
-    digest = models.CharField(_("digest of what was shown"), max_length=64)
-    decided_at = models.DateTimeField(_("decided"))
-
-    objects = OwnDatabase()
-
-    class Meta:
-        verbose_name = _("decision")
-        verbose_name_plural = _("decisions")
-        default_permissions = READ_ONLY
-        constraints = [models.UniqueConstraint(fields=["wait", "user"], name="finoflow_one_answer_each")]
-
-    def __str__(self) -> str:
-        return f"{self.user_name}: {_('approved') if self.approved else _('rejected')}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.apps import apps
 from django.db import connections, models
-from django.db.models import Case, F, IntegerField, Value, When
+from django.db.models import Case, Exists, F, IntegerField, OuterRef, Q, Subquery, Value, When
+from django.db.models.functions import Concat, StrIndex
 
-from . import conf
-from .approval import Audience
-from .statuses import TERMINAL, Outcome, RunStatus
+from . import clock, conf
+from .audience import Audience
+from .statuses import OPEN_TO_SIGNALS, TERMINAL, Outcome, RunStatus
 
 
 class OwnDatabase(models.Manager):
@@ -22,8 +24,10 @@ class OwnDatabase(models.Manager):
 class ExecutionQuerySet(models.QuerySet):
     """Runs."""
 
-    def locked(self) -> Any:
+    def locked(self, *, wait: bool = True) -> Any:
         """Lock one run's row until the transaction ends and return it as it is then; None if there is none.
+
+        With ``wait=False`` also if somebody else has locked it, where the database can tell.
 
         Where rows cannot be locked (SQLite) the first statement is a write, which takes the database's one write lock.
         A transaction that reads first and writes later would be refused as soon as another had written in between.
@@ -31,7 +35,7 @@ class ExecutionQuerySet(models.QuerySet):
         # Without its payloads, which are read when asked for: a row that cannot be decoded must be able to end.
         rows = self.defer("input", "state", "result", "error")
         if connections[self.db].features.has_select_for_update:
-            return rows.select_for_update().first()
+            return rows.select_for_update(skip_locked=not wait).first()
         self.update(lease_epoch=F("lease_epoch"))
         return rows.first()
 
@@ -64,6 +68,10 @@ class WaitQuerySet(models.QuerySet):
         is_open = Case(When(outcome=Outcome.OPEN, then=Value(0)), default=Value(1), output_field=IntegerField())
         return self.order_by(is_open, F("closed_at").desc(nulls_first=True), "opened_at", "id")
 
+    def overdue(self) -> WaitQuerySet:
+        """Open gates whose deadline has passed: nobody can answer them, and no worker has noticed yet."""
+        return self.gates().open().filter(due_at__lte=clock.now())
+
     def answerable_by(self, user: Any) -> WaitQuerySet:
         """Gates, open or not, whose question is one for ``user``: in its audience and not excluded from it.
 
@@ -71,8 +79,48 @@ class WaitQuerySet(models.QuerySet):
             user: a Django user.
         """
         gates = self.gates()
-        everyone = gates.order_by().values_list("audience", flat=True).distinct()
-        membership = Audience.membership(user)
-        mine = [text for text in everyone if Audience.loads(text).admits(user, membership)]
-        excluded = models.Q(approval__exclude_requester=True, execution__requester_id=user.pk)
-        return gates.filter(audience__in=mine).exclude(excluded)
+        if not (user.is_active and getattr(user, "is_superuser", False)):  # whom every audience admits
+            everyone = gates.order_by().values_list("audience", flat=True).distinct()
+            membership = Audience.membership(user)
+            gates = gates.filter(audience__in=[a for a in everyone if Audience.loads(a).admits(user, membership)])
+        asked = Q(approval__exclude_requester=True, execution__requester_id=user.pk)
+        return gates.exclude(asked).exclude(~Q(excludes="") & Q(decided_before(user)))
+
+    def inbox(self, user: Any) -> WaitQuerySet:
+        """Open gates that ``user`` can answer now and has not yet, the earliest deadline first.
+
+        Args:
+            user: a Django user.
+        """
+        mine = self.open().answerable_by(user).filter(execution__status__in=OPEN_TO_SIGNALS)
+        in_time = Q(due_at=None) | Q(due_at__gt=clock.now())
+        unanswered = mine.filter(in_time).alias(own_answer=answer_of(user)).filter(own_answer=None)
+        return unanswered.order_by(F("due_at").asc(nulls_last=True), "opened_at", "id")
+
+    def marked_for(self, user: Any) -> WaitQuerySet:
+        """The same gates, each knowing whether ``user`` is excluded for having decided another gate of its run.
+
+        So that a page of many gates asks for that once (see ``decisions.why_not``).
+
+        Args:
+            user: a Django user.
+        """
+        marked = Case(When(excludes="", then=Value(False)), default=decided_before(user))
+        return self.annotate(is_excluded=marked, marked_for=Value(str(user.pk)))
+
+
+def decided_before(user: Any) -> Exists:
+    """Whether ``user`` has decided, in a gate's run, another gate whose deciders it excludes."""
+    named = StrIndex(OuterRef("excludes"), Concat(Value("\n"), F("name"), Value("\n")))
+    others = apps.get_model("finoflow", "Wait").objects.filter(execution=OuterRef("execution"))
+    others = others.exclude(pk=OuterRef("pk")).alias(place=named, own_answer=answer_of(user))
+    return Exists(others.filter(place__gt=0, own_answer__isnull=False))
+
+
+def answer_of(user: Any) -> Subquery:
+    """The decision of ``user`` about a gate.
+
+    A scalar: no planner can turn it round and look, for each gate, through all that the user has ever decided.
+    """
+    made = apps.get_model("finoflow", "Decision").objects.filter(user_id=user.pk, wait=OuterRef("pk"))
+    return Subquery(made.values("pk")[:1])

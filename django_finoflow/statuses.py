@@ -84,3 +84,13 @@ class Outcome(TextChoices):
     FIRED = "fired", _("fired")
     TIMED_OUT = "timed-out", _("timed out")
     CANCELLED = "cancelled", _("cancelled")
+
+
+class GateEventKind(TextChoices):
+    """What else happened at a gate, beside its decisions."""
+
+    CLAIMED = "claimed", _("claimed")
+    RELEASED = "released", _("released")
+    DELEGATED = "delegated", _("handed on")
+    REMINDED = "reminded", _("reminded")
+    ESCALATED = "escalated", _("escalated")

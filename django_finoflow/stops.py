@@ -5,6 +5,7 @@ catch them.
 """
 
 import threading
+from typing import Any
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -41,4 +42,14 @@ class Exhausted(DriveStopped):
 
 
 class Mismatch(DriveStopped):
-    """The body asked for another checkpoint than the one recorded at its position (rule D3)."""
+    """The body asked for another checkpoint than the one recorded at its position (rule D3).
+
+    Args:
+        text: what is wrong, and what to do.
+        pair: ``branch`` and ``position``, and as (kind, id) what is ``recorded`` there and what was ``asked`` for; the
+            latter is None where the body asked for nothing more. None: it is not about a position.
+    """
+
+    def __init__(self, text: str, pair: dict[str, Any] | None = None):
+        super().__init__(text)
+        self.pair = pair

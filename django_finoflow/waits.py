@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db import transaction
 
-from . import clock, conf, durations, events, history, payloads, registry
+from . import clock, conf, durations, events, history, payloads, registry, standing, verdicts
 from .approval import Question
 from .drive import Drive
 from .exceptions import AlreadySignalled, NotWaiting, RunNotFound, RunNotLive, UnknownSignal
@@ -20,7 +20,7 @@ from .history import Place
 from .models import Execution, Signal, Wait
 from .names import check_name
 from .reading import check_run_id, progress
-from .statuses import OPEN_TO_SIGNALS, Outcome, RunStatus, StuckReason, WaitKind
+from .statuses import OPEN_TO_SIGNALS, Outcome, RunStatus, WaitKind
 from .stops import Exhausted, Parked
 
 #: What a wait is stored as, by the word that users know it by.
@@ -80,12 +80,11 @@ def payload(drive: Drive, wait: Wait) -> Any:
 def draft(drive: Drive, place: Place, asked: Asked) -> Wait:
     """Return a new wait, not yet stored."""
     question = asked.ask() if asked.ask else None
-    now = clock.now()
-    times = {"opened_at": now, "due_at": None if asked.timeout is None else durations.due(asked.timeout, now)}
-    gate = {"approval": question.snapshot, "audience": question.audience.dumps()} if question else {}
-    branch, index = place
+    now, (branch, index) = clock.now(), place
+    due_at = None if asked.timeout is None else durations.due(asked.timeout, now)
+    what = {"branch": branch, "index": index, "kind": KINDS[asked.kind], "name": asked.name}
     return Wait(
-        execution=drive.run, branch=branch, index=index, kind=KINDS[asked.kind], name=asked.name, **times, **gate
+        execution=drive.run, opened_at=now, due_at=due_at, **what, **(question.row(now, due_at) if question else {})
     )
 
 
@@ -192,11 +191,14 @@ def _consume(run: Execution, wait: Wait) -> None:
     """End a wait by the oldest signal that came before it, if there is one."""
     signal = Signal.objects.filter(execution=run, name=wait.name, consumed_by=None).order_by("sequence").first()
     if signal is not None:
-        history.close(wait, Outcome.SIGNALLED)
-        Signal.objects.filter(pk=signal.pk).update(consumed_by=wait)
+        history.consume(signal, wait)
 
 
 def _expire(run: Execution, wait: Wait) -> None:
+    """End a wait whose deadline has passed; it may be a gate that its deadline decides."""
+    if (rule := (wait.approval or {}).get("on_timeout", "fail")) != "fail":
+        _decide_by_deadline(run, wait, approved=rule == "approve")
+        return
     timer = wait.kind == WaitKind.TIMER
     history.close(wait, Outcome.FIRED if timer else Outcome.TIMED_OUT)
     if wait.kind == WaitKind.CHILD:
@@ -207,13 +209,27 @@ def _expire(run: Execution, wait: Wait) -> None:
         _tell(events.signal_timed_out, run, name=wait.name, wait=wait.pk)
 
 
+def _decide_by_deadline(run: Execution, gate: Wait, *, approved: bool) -> None:
+    """Answer a gate of the run that is driven as its ``on_timeout`` says (rule A8). It goes on, so nobody is woken."""
+    _tell(events.signal_timed_out, run, name=gate.name, wait=gate.pk)
+    made = verdicts.record(gate, None, approved=approved)
+    signal = accept(run, None, gate.name, verdicts.payload(made), sender="")
+    history.consume(signal, gate)
+    verdicts.announce(run, gate, made)
+
+
+def unclaim(gate: Wait) -> None:
+    """End the claim of a gate of a locked run, if it has one."""
+    gate.claimed_by_id, gate.claimed_by_name, gate.claimed_at = None, "", None
+    gate.save(update_fields=["claimed_by", "claimed_by_name", "claimed_at"])
+
+
 def cancel(run: Execution) -> bool:
     """End a locked run because somebody said so, and its live children with it.
 
     Return whether that changed anything: not for a run that has ended, or is unwinding (rule D14).
     """
-    unwinding = run.status == RunStatus.COMPENSATING or run.stuck_reason == StuckReason.COMPENSATION_FAILED
-    if run.is_over or unwinding:
+    if not standing.can_cancel(run):
         return False
     history.cancelled(run, **progress(run))
     for pk in run.children.live().order_by("pk").values_list("pk", flat=True):

@@ -17,7 +17,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
 
-from . import clock, conf, history, leases, registry
+from . import clock, conf, history, leases, maintenance, registry
 from .ahead import Ahead
 from .attempt import Abort
 from .claiming import Claimer
@@ -93,6 +93,8 @@ class Worker:
     def work(self) -> None:
         """Work until ``stop()``, or until nothing is due (drain), or until ``max_runs`` are done."""
         self._look_around()
+        if self.options.drain:
+            self._give_notices()
         if self.options.drain and in_test_case():
             self._slot()
             self._alarm.close()
@@ -136,14 +138,25 @@ class Worker:
 
     def _stand_watch(self, slots: list[threading.Thread]) -> None:
         """Call a slot whenever something may be due, until it is time to stop or the slots have ended."""
-        pause, begun = clock.Pause(self.options.poll_interval), 0
+        pause, begun, notices = clock.Pause(self.options.poll_interval), 0, clock.monotonic()
         while not self._told and any(slot.is_alive() for slot in slots):
+            if not self.options.drain and clock.monotonic() >= notices:
+                self._give_notices()
+                notices = clock.monotonic() + self.options.poll_interval
             if self._alarm.wait(pause.next()) or self._begun > begun:
                 pause.reset()
             begun = self._begun
             self._look_behind = True
             self._give_back(self._ahead.take_stale())
             self._bench.call_one()
+
+    def _give_notices(self) -> None:
+        """Remind and escalate what is due; all of it to drain, else some, and the rest at the next look."""
+        try:
+            while maintenance.give_notices() and self.options.drain and not self._told:
+                pass
+        except Error as error:
+            self._report_trouble(error)
 
     def _finish(self, slots: list[threading.Thread]) -> None:
         """Let running steps end, ask them to hurry, then leave (rule W4)."""

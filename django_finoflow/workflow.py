@@ -174,6 +174,15 @@ class FunctionWorkflow(Definition):
         self.__doc__ = body.__doc__
         super().__init__(**options)
 
+    def warnings(self) -> list[str]:
+        """Return which gates exclude the deciders of one that is not declared: a mistyped name excludes nobody."""
+        return [
+            f'workflow "{self.id}": gate "{name}" excludes the deciders of "{other}", which its gates do not declare.'
+            for name, approval in self.gates.items()
+            for other in approval.exclude_deciders_of
+            if other not in self.gates
+        ]
+
     def __call__(self, ctx: Any, input: Any = None) -> Any:
         """Call the body itself with a context of your making. For unit tests."""
         return self.body(ctx, input)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from django import forms
 from django.contrib.auth.models import Group, Permission, User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_finoflow import workflow
+from django_finoflow import Approval, workflow
 from django_finoflow.models import Execution, Wait
 
 GATES = "/admin/finoflow/wait/"
@@ -29,6 +30,37 @@ def paperwork(ctx: Any, input: dict[str, Any]) -> Any:
     return ctx.wait_for_approval(
         input.get("gate", "approval"), timeout=input.get("timeout"), **(input.get("approval") or {})
     )
+
+
+class BudgetForm(forms.Form):
+    """What an answer to the gate of ``budgeting`` fills in."""
+
+    centre = forms.CharField(label="Cost centre", max_length=20, help_text="As on the invoice.")
+    urgent = forms.BooleanField(required=False)
+
+    def clean_centre(self) -> str:
+        centre: str = self.cleaned_data["centre"]
+        if centre == "closed":
+            raise forms.ValidationError("That one is closed.")
+        return centre.upper()
+
+
+class RemarkForm(forms.Form):
+    """A form of which nothing must be filled in."""
+
+    remark = forms.CharField(required=False)
+
+
+@workflow(id="budgeting", gates={"budget": Approval(form=BudgetForm), "remark": Approval(form=RemarkForm)})
+def budgeting(ctx: Any, input: dict[str, Any]) -> Any:
+    """Ask with a form, as the input says."""
+    return ctx.wait_for_approval(input.get("gate", "budget"), **(input.get("approval") or {}))
+
+
+def ask_budget(requester: User | None = None, **input: Any) -> Wait:
+    """Run ``budgeting`` up to its gate, and return the gate."""
+    result = budgeting.run(input, requester=requester)
+    return Wait.objects.gates().get(execution__run_id=result.run_id)
 
 
 def person(name: str, *permissions: str, groups: tuple[str, ...] = (), **more: Any) -> User:

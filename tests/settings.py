@@ -12,6 +12,7 @@ STATIC_URL = "static/"
 USE_TZ = True
 TIME_ZONE = "Europe/Berlin"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+MAILERS: dict = {"default": {}}  # Django 6.1 and later want one named; the test runner makes it keep mails in memory
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 DATABASES = {"default": databases.configuration()}

@@ -67,6 +67,7 @@ os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
 from django.conf import settings
 settings._setup()
 settings.DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+settings.ROOT_URLCONF = "tests.bare_site"
 if sys.argv[1] == "without":
     ours = ("django_finoflow", "admin_actions", "tests.testapp")
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app not in ours]

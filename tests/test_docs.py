@@ -31,12 +31,14 @@ from django.dispatch import Signal
 import django_finoflow
 from django_finoflow import (
     Approval,
+    Candidates,
     Retry,
     Workflow,
     WorkflowError,
     cancel,
     conf,
     decide,
+    delegate_gate,
     events,
     exceptions,
     registry,
@@ -44,6 +46,7 @@ from django_finoflow import (
 from django_finoflow.compensation import UndoContext
 from django_finoflow.context import Context
 from django_finoflow.graph import HandlerContext
+from django_finoflow.maintenance import give_notices
 from django_finoflow.management.commands.finoflow_worker import Command
 from tests import databases
 from tests.processes import ROOT
@@ -52,7 +55,7 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 SHAPES = [path.name for path in sorted(DOCS.glob("builder*.md"))]
 EXAMPLES = ["README.md", "concepts.md", "workflows.md", "approvals.md", "payloads.md", "worker.md", "settings.md"]
-EXAMPLES += ["rollback.md", "async-workflows.md", "async.md", *SHAPES]
+EXAMPLES += ["inbox.md", "rollback.md", "async-workflows.md", "async.md", *SHAPES]
 
 BLOCK = re.compile(
     r"(?P<skip><!-- not run[^>]*-->\n)?^```(?:\{code-block\} )?(?P<language>\w+)\n"
@@ -351,14 +354,23 @@ def test_every_argument_of_a_workflow_is_told() -> None:
 
 @once
 def test_every_code_of_a_refused_decision_is_told() -> None:
-    source = (ROOT / "django_finoflow" / "decisions.py").read_text(encoding="utf-8")
-    tree = ast.walk(ast.parse(source))
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "django_finoflow").glob("*.py")]
     codes = {
         node.args[1].value
-        for node in tree
+        for source in sources
+        for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "DecisionRefused"
+        if isinstance(node.args[1], ast.Constant)
     }
     assert {code for code, _ in table("approvals.md", "code")} == codes
+    assert (
+        set(re.findall(r"``([a-z]+(?:-[a-z]+)*)``", inspect.getdoc(exceptions.DecisionRefused) or ""))
+        - {
+            "code",
+            "errors",
+        }
+        == codes
+    )
 
 
 @once
@@ -390,7 +402,7 @@ def test_every_django_signal_carries_what_is_told(make: Any, django_capture_on_c
     def eventful(ctx: Any, what: str) -> None:
         ctx.step("well", lambda: None, compensate=lambda undo: 1 / (what != "hopeless"))
         if what == "wait":
-            ctx.wait_for_approval("gate")
+            ctx.wait_for_approval("gate", remind=[0], escalate=(0, Candidates(users=["ann"])))
         elif what == "late":
             ctx.wait_for_signal("never", timeout=0)
         else:
@@ -402,7 +414,10 @@ def test_every_django_signal_carries_what_is_told(make: Any, django_capture_on_c
                 eventful.run(what)
         assert eventful.run("hopeless").status == "stuck"
         decided, cancelled, mismatched = (eventful.run("wait").run_id for _ in range(3))
-        decide(decided, "gate", user=User.objects.create_superuser("boss"), approved=True)
+        give_notices()
+        boss = User.objects.create_superuser("boss")
+        delegate_gate(decided, "gate", user=boss, to=User.objects.create_user("ann"))
+        decide(decided, "gate", user=boss, approved=True)
         eventful.resume(decided)
         cancel(cancelled)
         make.redeploy(eventful, lambda ctx, what: None).resume(mismatched)
@@ -461,7 +476,7 @@ RULES = [
     *[f"C{n}" for n in range(1, 7)],
     *[f"W{n}" for n in range(1, 11)],
     *[f"P{n}" for n in range(1, 6)],
-    *[f"A{n}" for n in range(1, 8)],
+    *[f"A{n}" for n in range(1, 14)],
 ]
 
 

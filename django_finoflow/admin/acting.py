@@ -17,27 +17,10 @@ from django.shortcuts import get_object_or_404
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from .. import api, conf
+from .. import api, conf, standing
 from ..exceptions import FinoflowError, RunNotResumable
 from ..models import Execution
-from ..statuses import Rollback, RunStatus, StuckReason
 from .pages import chosen_keys, on_change_form_too, refused
-
-
-def can_retry(run: Execution) -> bool:
-    """Whether a retry of this run would be accepted, as it stands."""
-    unwound = run.rollback in (Rollback.COMPLETED, Rollback.STUCK) or is_stuck_unwinding(run)
-    return run.status in (RunStatus.ERROR, RunStatus.STUCK) and not unwound
-
-
-def can_cancel(run: Execution) -> bool:
-    """Whether cancelling this run would change anything, as it stands."""
-    return not run.is_over and run.status != RunStatus.COMPENSATING and not is_stuck_unwinding(run)
-
-
-def is_stuck_unwinding(run: Execution) -> bool:
-    """Whether this run's unwinding would be resumed or abandoned, as it stands."""
-    return run.status == RunStatus.STUCK and run.stuck_reason == StuckReason.COMPENSATION_FAILED
 
 
 def _cancel(run: Execution) -> None:
@@ -63,7 +46,7 @@ class Verb(NamedTuple):
 VERBS = {
     "retry": Verb(
         permission="retry",
-        accepts=can_retry,
+        accepts=standing.can_retry,
         act=lambda run: api.retry_run(run.run_id),
         button=gettext_lazy("Retry"),
         action=gettext_lazy("Retry selected %(verbose_name_plural)s"),
@@ -77,7 +60,7 @@ VERBS = {
     ),
     "cancel": Verb(
         permission="cancel",
-        accepts=can_cancel,
+        accepts=standing.can_cancel,
         act=_cancel,
         button=gettext_lazy("Cancel"),
         action=gettext_lazy("Cancel selected %(verbose_name_plural)s"),
@@ -91,7 +74,7 @@ VERBS = {
     ),
     "resume": Verb(
         permission="retry",
-        accepts=is_stuck_unwinding,
+        accepts=standing.is_stuck_unwinding,
         act=lambda run: api.resume_compensation(run.run_id),
         button=gettext_lazy("Resume"),
         action=gettext_lazy("Resume the unwinding of selected %(verbose_name_plural)s"),
@@ -105,7 +88,7 @@ VERBS = {
     ),
     "abandon": Verb(
         permission="retry",
-        accepts=is_stuck_unwinding,
+        accepts=standing.is_stuck_unwinding,
         act=lambda run: api.abandon_compensation(run.run_id),
         button=gettext_lazy("Abandon"),
         action=gettext_lazy("Abandon the unwinding of selected %(verbose_name_plural)s"),

@@ -1,142 +1,79 @@
-"""The pages on which gates are answered: one gate with all that it shows, or several at once.
+"""The page on which one gate is answered, with the form that the pages for people without admin use, too.
 
 A GET shows; only a POST decides, and it is ``api.decide`` that does, with the gate and the token of its state as the
-page showed them (rules A1, A4 and A5). What is refused is told, and nothing is written.
+page showed them (rules A1 and A4). What is refused is told, and nothing is written. ``bulk`` answers several gates.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from django import forms
 from django.contrib import messages
-from django.contrib.admin.widgets import AdminTextareaWidget
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
-from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
 
-from .. import api, conf, decisions
-from ..exceptions import DecisionRefused, FinoflowError, PayloadError, RunNotFound
+from .. import conf, decisions
+from ..exceptions import DecisionRefused, RunNotFound
+from ..forms import NOT_YOURS, DecisionForm, repeats
 from ..models import Decision, Wait
-from .pages import chosen_keys, refused
 
 CHANNEL = "admin"
-NOT_YOURS = ("not-eligible", "excluded")
-
-
-class AnswerForm(forms.Form):
-    """Why somebody decides as they do."""
-
-    reason = forms.CharField(
-        label=gettext_lazy("Reason"),
-        required=False,
-        max_length=4000,
-        widget=AdminTextareaWidget(attrs={"rows": 3, "autofocus": True}),
-    )
-
-    def __init__(self, data: Any = None, *, reason_needed: bool):
-        super().__init__(data)
-        self.fields["reason"].required = reason_needed
 
 
 class Deciding:
-    """The decision pages of ``GateAdmin``."""
+    """The decision page of ``GateAdmin``."""
 
     def decide_one(self: Any, request: HttpRequest, pk: int, approved: bool) -> HttpResponse:
         """Show the page of one gate, or take its POST."""
         gate = get_object_or_404(self.get_queryset(request), pk=pk)
         refusal = self.why_not(request, gate)
-        if refusal is not None and refusal.code in NOT_YOURS:
+        if refusal is not None and refusal.code in NOT_YOURS and not decisions.may_override(request.user):
             raise PermissionDenied(str(refusal))
         posted = request.POST if request.method == "POST" else None
-        form = AnswerForm(posted, reason_needed=decisions.needs_reason(gate, approved))
-        if posted is None or not form.is_valid():
-            return self._show(request, gate, approved, form, refusal)
-        return self._answer(request, gate, approved, form)
+        form = DecisionForm(gate, request.user, posted, approved=approved, channel=CHANNEL)
+        if posted is None:
+            return self._show(request, gate, form, refusal)
+        return self._answer(request, gate, form)
 
-    def ask_many(self: Any, request: HttpRequest, queryset: QuerySet, approved: bool) -> HttpResponse:
-        """Show the page of the chosen gates; of a single one its own page, which shows more."""
-        gates = list(queryset)
-        if len(gates) == 1:
-            return HttpResponseRedirect(self.link(request, _name(approved), gates[0].pk))
-        return self._show_many(request, gates, approved, self._form_for(request, gates, approved))
-
-    def decide_many(self: Any, request: HttpRequest, approved: bool) -> HttpResponse:
-        """Take the POST of that page: decide each gate by itself, and report each refusal."""
-        if not self.has_decide_permission(request):
-            raise PermissionDenied
-        if request.method != "POST":
-            return self.back_to_list(request)
-        seen = chosen_keys(request)
-        gates = list(self.get_queryset(request).filter(pk__in=seen))
-        form = self._form_for(request, gates, approved, request.POST)
-        if not form.is_valid():
-            return self._show_many(request, gates, approved, form)
-        done, refusals = 0, []
-        for gate in gates:
-            try:
-                self._decide(request, gate, approved, form.cleaned_data["reason"], seen[gate.pk])
-                done += 1
-            except FinoflowError as error:
-                refusals.append(refused(gate, error))
-        self.report(request, done, approved_many if approved else rejected_many, refusals)
-        return self.back_to_list(request)
-
-    def _form_for(self: Any, request: HttpRequest, gates: list[Wait], approved: bool, data: Any = None) -> AnswerForm:
-        mine = [gate for gate in gates if self.why_not(request, gate) is None]
-        return AnswerForm(data, reason_needed=any(decisions.needs_reason(gate, approved) for gate in mine))
-
-    def _answer(self: Any, request: HttpRequest, gate: Wait, approved: bool, form: AnswerForm) -> HttpResponse:
+    def _answer(self: Any, request: HttpRequest, gate: Wait, form: DecisionForm) -> HttpResponse:
         try:
-            self._decide(request, gate, approved, form.cleaned_data["reason"], request.POST.get("seen", ""))
+            with transaction.atomic(using=conf.database()):
+                made = form.decide()
+                if made is not None:
+                    self.log_change(request, gate, log_of(made))
         except RunNotFound as error:
             raise Http404(str(error)) from error
-        except PayloadError as error:
-            form.add_error("reason", str(error))
-            return self._show(request, gate, approved, form)
-        except DecisionRefused as refusal:
-            gate = get_object_or_404(self.get_queryset(request), pk=gate.pk)
-            return self._refused(request, gate, approved, form, refusal)
-        self.message_user(request, _sentence(approved) % {"gate": gate.title}, messages.SUCCESS)
-        return self.back_to_list(request)
-
-    def _decide(self: Any, request: HttpRequest, gate: Wait, approved: bool, reason: str, seen: str) -> None:
-        with transaction.atomic(using=conf.database()):
-            run_id, user = gate.execution.run_id, request.user
-            made = api.decide(
-                run_id, gate.name, user=user, approved=approved, reason=reason, channel=CHANNEL, wait=gate, seen=seen
-            )
-            self.log_change(request, gate, _log(made))
+        if made is not None:
+            self.message_user(request, _sentence(bool(form.approved)) % {"gate": gate.title}, messages.SUCCESS)
+            return self.back_to_list(request)
+        if form.refusal is None:
+            return self._show(request, gate, form)
+        return self._refused(request, get_object_or_404(self.get_queryset(request), pk=gate.pk), form, form.refusal)
 
     def _refused(
-        self: Any, request: HttpRequest, gate: Wait, approved: bool, form: AnswerForm, refusal: DecisionRefused
+        self: Any, request: HttpRequest, gate: Wait, form: DecisionForm, refusal: DecisionRefused
     ) -> HttpResponse:
         if refusal.code in NOT_YOURS:
             raise PermissionDenied(str(refusal))
-        if refusal.code == "reason-required":
-            form.add_error("reason", str(refusal))
-            return self._show(request, gate, approved, form)
         if refusal.code == "changed":
             self.message_user(request, str(refusal), messages.WARNING)
-            return self._show(request, gate, approved, form)
-        if any(made.user_id == request.user.pk and made.approved == approved for made in gate.decisions.all()):
-            self.message_user(request, _sentence(approved) % {"gate": gate.title}, messages.SUCCESS)  # a double click
+            again = DecisionForm(gate, request.user, request.POST, approved=form.approved, channel=CHANNEL)
+            return self._show(request, gate, again, self.why_not(request, gate))
+        if repeats(gate, request.user, bool(form.approved)):  # a double click
+            self.message_user(request, _sentence(bool(form.approved)) % {"gate": gate.title}, messages.SUCCESS)
         else:
             self.message_user(request, str(refusal), messages.WARNING)
         return self.back_to_list(request)
 
     def _show(
-        self: Any,
-        request: HttpRequest,
-        gate: Wait,
-        approved: bool,
-        form: AnswerForm,
-        refusal: DecisionRefused | None = None,
+        self: Any, request: HttpRequest, gate: Wait, form: DecisionForm, refusal: DecisionRefused | None = None
     ) -> HttpResponse:
+        """Show the page; with a refusal that no override helps against, without its form."""
+        approved = bool(form.approved)
+        form.fields["reason"].widget.attrs["class"] = "vLargeTextField"
         return self.page(
             request,
             "admin/finoflow/wait/decide.html",
@@ -144,55 +81,45 @@ class Deciding:
             subtitle=gate.title,
             original=gate.title,
             gate=gate,
-            facts=[
-                (_("Workflow"), self.workflow(gate)),
-                (_("Asked by"), self.asked_by(gate)),
-                (_("Opened"), self.opened(gate)),
-                (_("Deadline"), self.deadline(gate)),
-            ],
+            media=self.media + form.media,
+            facts=self.facts(gate),
             what_is_shown=self.what_is_shown(gate),
             refusal=refusal,
+            may_decide=refusal is None or refusal.code in NOT_YOURS,
             token=decisions.token(gate),
             form=form,
-            errors=form.errors,
             approved=approved,
-            other=self.link(request, _name(not approved), gate.pk),
+            other=self.link(request, name_of(not approved), gate.pk),
+            handles=self.buttons(request, self.handles, gate),
             **self.details(request, gate),
         )
 
-    def _show_many(
-        self: Any, request: HttpRequest, gates: list[Wait], approved: bool, form: AnswerForm
-    ) -> HttpResponse:
-        asked = [(gate, self.what_is_shown(gate), self.deadline(gate), self.why_not(request, gate)) for gate in gates]
-        return self.page(
-            request,
-            "admin/finoflow/wait/decide_many.html",
-            _("Approve several gates?") if approved else _("Reject several gates?"),
-            gates=asked,
-            chosen=" ".join(f"{gate.pk}:{decisions.token(gate)}" for gate in gates),
-            form=form,
-            errors=form.errors,
-            approved=approved,
-            action=self.link(request, f"{_name(approved)}_many"),
-        )
+    def facts(self: Any, gate: Wait) -> list[tuple[str, Any]]:
+        """Return what every page on which a gate is handled tells of it."""
+        told = [
+            (_("Workflow"), self.workflow(gate)),
+            (_("Asked by"), self.asked_by(gate)),
+            (_("Opened"), self.opened(gate)),
+            (_("Deadline"), self.deadline(gate)),
+            (_("Votes"), self.votes_told(gate)),
+            (_("Claimed by"), self.claimed(gate)),
+            (_("Who may decide"), self.audience_told(gate)),
+        ]
+        return [(label, text) for label, text in told if text]
 
 
-def _name(approved: bool) -> str:
+def name_of(approved: bool) -> str:
+    """Return the name of the page that approves or rejects one gate."""
     return "finoflow_approve" if approved else "finoflow_reject"
+
+
+def log_of(made: Decision) -> str:
+    """Return what the admin's log says of a decision."""
+    verdict = _("Approved.") if made.approved else _("Rejected.")
+    if made.override:
+        verdict = _("Approved against its rules.") if made.approved else _("Rejected against its rules.")
+    return f"{verdict} {made.reason}".strip()
 
 
 def _sentence(approved: bool) -> str:
     return _("You approved “%(gate)s”.") if approved else _("You rejected “%(gate)s”.")
-
-
-def approved_many(count: int) -> str:
-    return ngettext("%d gate was approved.", "%d gates were approved.", count) % count
-
-
-def rejected_many(count: int) -> str:
-    return ngettext("%d gate was rejected.", "%d gates were rejected.", count) % count
-
-
-def _log(made: Decision) -> str:
-    verdict = _("Approved.") if made.approved else _("Rejected.")
-    return f"{verdict} {made.reason}".strip()

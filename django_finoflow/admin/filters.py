@@ -1,18 +1,21 @@
-"""The filters of the list of gates."""
+"""The filters of the lists: mine, overdue, by workflow."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from .. import clock
-from ..statuses import Outcome
+from ..models import Wait
+from ..statuses import TERMINAL, Outcome
 from .reader import Reader
+from .standstill import PATIENCE
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -30,11 +33,13 @@ class StateFilter(admin.SimpleListFilter):
         ]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet) -> QuerySet:
+        # Of open ones only, the order of "open first" is this one, which an index has.
+        longest = queryset.filter(outcome=Outcome.OPEN).order_by("opened_at", "id")
         match self.value():
             case "open":
-                return queryset.filter(outcome=Outcome.OPEN)
+                return longest
             case "overdue":
-                return queryset.filter(outcome=Outcome.OPEN, due_at__lte=clock.now())
+                return longest.filter(due_at__lte=clock.now())
             case "decided":
                 return queryset.filter(outcome=Outcome.SIGNALLED)
             case "ended":
@@ -54,8 +59,7 @@ class MineFilter(admin.SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet) -> QuerySet:
         if self.value() != "yes":
             return queryset
-        mine = Reader.of(request).answerable.filter(outcome=Outcome.OPEN).exclude(decisions__user_id=request.user.pk)
-        return queryset.filter(pk__in=mine.values("pk"))
+        return queryset.filter(pk__in=Reader.of(request).mine.values("pk"))
 
 
 class WorkflowFilter(admin.SimpleListFilter):
@@ -70,3 +74,51 @@ class WorkflowFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet) -> QuerySet:
         return queryset.filter(execution__workflow_id=self.value()) if self.value() else queryset
+
+
+class RunMineFilter(admin.SimpleListFilter):
+    """Runs that the user who looks has asked for, or must answer."""
+
+    title = gettext_lazy("mine")
+    parameter_name = "mine"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("asked", _("I asked for it")), ("answer", _("it waits for my answer"))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet) -> QuerySet:
+        match self.value():
+            case "asked":
+                return queryset.filter(requester_id=request.user.pk)
+            case "answer":
+                return queryset.filter(pk__in=Reader.of(request).mine.values("execution_id"))
+        return queryset
+
+
+class OverdueFilter(admin.SimpleListFilter):
+    """Runs that should have moved: a deadline has passed, no worker takes them, or theirs is silent."""
+
+    title = gettext_lazy("overdue")
+    parameter_name = "overdue"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [
+            ("deadline", _("a deadline has passed")),
+            ("due", _("due and not taken")),
+            ("silent", _("its worker is silent")),
+        ]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet) -> QuerySet:
+        match self.value():
+            case "deadline":
+                late = Wait.objects.open().filter(due_at__lte=clock.now())
+                return queryset.filter(pk__in=late.values("execution_id")).exclude(status__in=TERMINAL)
+            case "due":
+                return queryset.filter(due_and_not_taken())
+            case "silent":
+                return queryset.filter(lease_until__lt=Now()).exclude(status__in=TERMINAL)
+        return queryset
+
+
+def due_and_not_taken() -> Q:
+    """Return the condition of runs that have been due for longer than a worker should need to take them."""
+    return Q(due_at__lt=clock.now() - PATIENCE, lease_until__isnull=True)

@@ -6,30 +6,31 @@ nothing more: neither its run nor gates that are not theirs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from .. import clock, decisions
-from ..approval import DEFAULT_PERMISSION, Audience
+from .. import clock, decisions, values
 from ..exceptions import DecisionRefused
+from ..forms import NOT_YOURS
 from ..models import Wait
+from ..querysets import WaitQuerySet
 from ..statuses import OPEN_TO_SIGNALS
-from . import deciding, runs, timeline, values
+from . import bulk, deciding, handling, overview, runs, timeline
 from .filters import MineFilter, StateFilter, WorkflowFilter
-from .pages import RecordAdmin, on_change_form_too
+from .pages import Button, RecordAdmin, on_change_form_too
 from .reader import Reader
 
 
-class GateAdmin(deciding.Deciding, RecordAdmin):
+class GateAdmin(overview.Overview, deciding.Deciding, bulk.Bulk, handling.Handling, RecordAdmin):
     """Gates, open first."""
 
     list_display = ("shown_title", "workflow", "asked_by", "opened", "deadline", "outcome_told")
@@ -39,8 +40,8 @@ class GateAdmin(deciding.Deciding, RecordAdmin):
     list_per_page = 50
     actions = ("finoflow_approve_selected", "finoflow_reject_selected")
     actions_row = ("finoflow_approve", "finoflow_reject")
-    actions_detail = actions_row
-    bulk = ("finoflow_approve_many", "finoflow_reject_many")
+    actions_detail = (*actions_row, *handling.Handling.handles)
+    bulk = ("finoflow_approve_many", "finoflow_reject_many", "finoflow_overview")
 
     # ── who may ──
 
@@ -58,7 +59,7 @@ class GateAdmin(deciding.Deciding, RecordAdmin):
         return Reader.of(request).decides
 
     def may_press(self, request: HttpRequest, name: str, obj: Wait) -> bool:
-        return self.why_not(request, obj) is None
+        return self.may_handle(request, name, obj) if name in self.handles else self.why_not(request, obj) is None
 
     def why_not(self, request: HttpRequest, gate: Wait) -> DecisionRefused | None:
         """Return the refusal that an answer of the user to this gate would meet now."""
@@ -67,8 +68,13 @@ class GateAdmin(deciding.Deciding, RecordAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet:
         reader = Reader.of(request)
         gates = Wait.objects.gates() if reader.sees_all else reader.answerable
+        return self.with_runs(request, gates).open_first()
+
+    def with_runs(self, request: HttpRequest, gates: WaitQuerySet) -> WaitQuerySet:
+        """Return gates with what the pages tell of each, and without the payloads of their runs."""
         payloads = [f"execution__{name}" for name in ("input", "state", "result", "error")]
-        return gates.select_related("execution").defer(*payloads).prefetch_related("decisions").open_first()
+        gates = gates.select_related("execution").defer(*payloads).prefetch_related("decisions")
+        return gates.marked_for(request.user)
 
     # ── the list ──
 
@@ -109,13 +115,17 @@ class GateAdmin(deciding.Deciding, RecordAdmin):
     @admin.display(description=gettext_lazy("outcome"), ordering="outcome")
     def outcome_told(self, gate: Wait) -> SafeString:
         is_open = gate.is_open and gate.execution.status in OPEN_TO_SIGNALS
-        return values.badge(_("open"), "busy") if is_open else format_html("{}", decisions.story(gate))
+        if not is_open:
+            return format_html("{}", decisions.story(gate))
+        beside = [text for text in (self.votes_told(gate), gate.claimed_by_name) if text]
+        return format_html("{} {}", values.badge(_("open"), "busy"), " · ".join(beside))
 
     # ── one gate ──
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         run = ["run"] if request.user.has_perm(runs.VIEW) else []
-        facts = ["outcome_told", "workflow", *run, "asked_by", "opened", "deadline", "audience_told"]
+        facts = ["outcome_told", "workflow", *run, "asked_by", "opened", "deadline", "votes_told", "claimed"]
+        facts = [name for name in facts if obj is None or getattr(self, name)(obj)] + ["audience_told"]
         return [(_("What is asked"), {"fields": ["what_is_shown"]}), (_("About it"), {"fields": facts})]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[str]:
@@ -123,18 +133,42 @@ class GateAdmin(deciding.Deciding, RecordAdmin):
 
     def details(self, request: HttpRequest, obj: Wait) -> dict[str, Any]:
         made = sorted(obj.decisions.all(), key=lambda decision: (decision.decided_at, decision.pk))
-        return {"decisions": [(decision, timeline.verdict(decision), values.shown(decision.data)) for decision in made]}
+        return {
+            "decisions": [(decision, timeline.verdict(decision), values.shown(decision.data)) for decision in made],
+            "history": decisions.history_of(obj),
+        }
+
+    def buttons(self, request: HttpRequest, names: Iterable[str], obj: Wait) -> list[Button]:
+        """Return those that the user may press; on a gate's own page also the way to override its rules."""
+        found, names = super().buttons(request, names, obj), tuple(names)
+        refusal = self.why_not(request, obj)
+        is_not_theirs = refusal is not None and refusal.code in NOT_YOURS
+        if names == self.actions_detail and is_not_theirs and decisions.may_override(request.user):
+            found.insert(0, Button("finoflow_override", _("Override"), self.link(request, "finoflow_approve", obj.pk)))
+        return found
 
     @admin.display(description=gettext_lazy("shows"))
     def what_is_shown(self, gate: Wait) -> SafeString:
         return values.shown((gate.approval or {}).get("show"))
 
     @admin.display(description=gettext_lazy("who may decide"))
-    def audience_told(self, gate: Wait) -> SafeString:
-        lines = [*in_words(Audience.loads(gate.audience))]
-        if (gate.approval or {}).get("exclude_requester"):
-            lines.append(_("but not the one who asked"))
-        return format_html_join("", "<div>{}</div>", ((line,) for line in lines))
+    def audience_told(self, gate: Wait) -> str:
+        return decisions.candidates_text(gate)
+
+    @admin.display(description=gettext_lazy("votes"))
+    def votes_told(self, gate: Wait) -> str:
+        """How many have approved, where one alone is not enough."""
+        given, needed = decisions.votes(gate)
+        if needed == 1:
+            return ""
+        return _("%(given)d of %(needed)d approvals") % {"given": given, "needed": needed}
+
+    @admin.display(description=gettext_lazy("claimed by"))
+    def claimed(self, gate: Wait) -> str:
+        """Who works on it."""
+        if not gate.claimed_by_name:
+            return ""
+        return _("%(who)s, since %(when)s") % {"who": gate.claimed_by_name, "when": values.moment(gate.claimed_at)}
 
     # ── approve and reject: the page that decides is in ``deciding`` ──
 
@@ -170,11 +204,3 @@ class GateAdmin(deciding.Deciding, RecordAdmin):
     finoflow_reject.url_path = "reject"  # type: ignore[attr-defined]
     finoflow_approve_many.url_path = "approve"  # type: ignore[attr-defined]
     finoflow_reject_many.url_path = "reject"  # type: ignore[attr-defined]
-
-
-def in_words(audience: Audience) -> list[str]:
-    """Return who is in an audience, a line each; each line narrows it."""
-    named = [_("members of %s") % group for group in audience.groups] + [str(user) for user in audience.users]
-    permission = audience.permission or ("" if named else DEFAULT_PERMISSION)
-    lines = [_("holders of the permission %s") % permission] if permission else []
-    return lines + ([_(" or ").join(named)] if named else [])

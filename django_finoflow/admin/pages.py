@@ -46,8 +46,8 @@ def on_change_form_too(**options: Any) -> Any:
 class RecordAdmin(ActionsModelAdmin):
     """Pages that show rows of the engine. Nobody adds, changes or deletes one here, superusers included (rule A6).
 
-    A subclass names its buttons in ``actions_row`` and ``actions_detail``, in ``bulk`` the views that bulk actions
-    lead to, and says in ``may_press`` who may press which.
+    A subclass names its buttons in ``actions_row`` and ``actions_detail``, in ``bulk`` the views of no single row,
+    such as bulk actions lead to, and says in ``may_press`` who may press which.
     """
 
     bulk: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class RecordAdmin(ActionsModelAdmin):
         raise NotImplementedError
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the pages that bulk actions lead to; the package adds those of the buttons."""
+        """Add the pages of no single row; the package adds those of the buttons."""
         pages = [(name, getattr(self, name)) for name in self.bulk]
         own = [path(f"{page.url_path}/", self.admin_site.admin_view(page), name=name) for name, page in pages]
         return own + super().get_urls()

@@ -33,8 +33,8 @@ class Reader:
 
     @cached_property
     def sees_all(self) -> bool:
-        """Whether they may see every gate."""
-        return self.user.has_perm(VIEW)
+        """Whether they may see every gate; those may who could decide any against its rules."""
+        return self.user.has_perm(VIEW) or decisions.may_override(self.user)
 
     @cached_property
     def membership(self) -> Collection[str]:
@@ -45,6 +45,11 @@ class Reader:
     def answerable(self) -> WaitQuerySet:
         """The gates, open or not, that are theirs to decide."""
         return Wait.objects.answerable_by(self.user)
+
+    @property
+    def mine(self) -> WaitQuerySet:
+        """The gates that wait for an answer of theirs, the most urgent first."""
+        return Wait.objects.inbox(self.user)
 
     @cached_property
     def decides(self) -> bool:
@@ -65,5 +70,8 @@ class Reader:
         return self.sees_all or decisions.is_asked(gate, self.user, self.membership)
 
     def why_not(self, gate: Wait) -> DecisionRefused | None:
-        """Return the refusal that an answer of theirs to this gate would meet now."""
-        return decisions.why_not(gate, self.user, self.membership)
+        """Return the refusal that an answer of theirs to this gate would meet now; asked once for each row read."""
+        known = vars(gate).setdefault("_finoflow_refusals", {})
+        if self not in known:
+            known[self] = decisions.why_not(gate, self.user, self.membership)
+        return known[self]

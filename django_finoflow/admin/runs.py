@@ -16,9 +16,11 @@ from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from .. import values
 from ..models import Execution, Step, Wait
 from ..statuses import RunStatus, StepStatus
-from . import acting, timeline, values
+from . import acting, timeline
+from .filters import OverdueFilter, RunMineFilter
 from .pages import RecordAdmin
 
 VIEW = "finoflow.view_execution"
@@ -50,7 +52,7 @@ class RunAdmin(acting.Acting, RecordAdmin):
     """Runs, newest first, for holders of ``finoflow.view_execution``."""
 
     list_display = ("run_id", "key", "workflow_id", "coloured_status", "waits_for", "age", "requester_name")
-    list_filter = ("status", "workflow_id", "queue")
+    list_filter = ("status", OverdueFilter, RunMineFilter, "workflow_id", "queue")
     search_fields = ("run_id", "key", "requester_name")
     search_help_text = gettext_lazy("Run, key or requester")
     ordering = ("-created_at", "-id")
@@ -94,7 +96,6 @@ class RunAdmin(acting.Acting, RecordAdmin):
         facts = (
             "workflow",
             "coloured_status",
-            "waits_for",
             "key",
             "requester_name",
             "placed",

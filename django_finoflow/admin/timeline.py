@@ -1,4 +1,4 @@
-"""The story of one run: its steps and waits by position in one table, then its signals and its decisions."""
+"""The story of one run: why it stands still, the picture, and its steps, waits, signals and decisions in tables."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from .. import clock, values
 from ..history import child_run_id
 from ..models import Decision, Execution, Step, Wait
 from ..statuses import Outcome, RunStatus, StepStatus, Undo, WaitKind
-from . import values
+from . import bars, picture, plan, standstill
 
 #: Rows shown of each table, the last ones: a page of more takes a browser's breath away.
 MOST = 1000
@@ -56,14 +57,21 @@ def of(run: Execution, site: str, *, gates: bool) -> dict[str, Any]:
         site: the name of the admin site, for links.
         gates: whether whoever looks may see gates' own pages.
     """
-    steps = [_step(step, run) for step in run.steps.order_by("-index", "-branch")[:MOST]]
-    links = Links(run, site, gates)
-    waits = run.waits.select_related("signal").order_by("-index", "-branch")[:MOST]
-    rows = sorted(steps + [_wait(wait, links) for wait in waits], key=lambda row: (row.position, row.branch))
+    links, now = Links(run, site, gates), clock.now()
+    steps = list(run.steps.order_by("-index", "-branch")[:MOST])
+    waits = list(
+        run.waits.select_related("signal").prefetch_related("decisions", "events").order_by("-index", "-branch")[:MOST]
+    )
+    rows = [*(_step(step, run) for step in steps), *(_wait(wait, links) for wait in waits)]
+    rows = sorted(rows, key=lambda row: (row.position, row.branch))[-MOST:]
     signals = run.signals.order_by("received_at", "pk")[:MOST]
     decisions = Decision.objects.filter(wait__execution=run).select_related("wait").order_by("decided_at", "pk")[:MOST]
-    rows = rows[-MOST:]
+    shown = bars.of(steps, waits, now, links.of)
+    begin = shown[0].begin if shown and len(rows) == MOST else run.created_at
     return {
+        "standstill": standstill.of(run, waits, steps, links.of),
+        "picture": picture.of(shown, begin, run.finished_at, now),
+        "plan": plan.of(run),
         "rows": rows,
         "with_undo": any(row.undo for row in rows),
         "earlier": rows[0].position if len(rows) == MOST else 0,

@@ -9,7 +9,7 @@ import sys
 from tests import databases
 from tests.processes import ROOT
 
-NAMES = ("steps", "latency", "replay", "claims", "asynchronous")
+NAMES = ("steps", "latency", "replay", "claims", "asynchronous", "gates")
 
 
 def main(names: list[str]) -> int:

@@ -46,6 +46,12 @@ def deployed(ctx: Any, input: Any) -> list[Any]:
     return [first, ctx.step("last", lambda: "last")]
 
 
+@workflow(id="reminding")
+def reminding(ctx: Any, input: str) -> Any:
+    """Wait for a person, of which they are reminded in so much time."""
+    return ctx.wait_for_approval("gate", remind=[input])
+
+
 def obey(ctx: Any, order: dict[str, Any]) -> Any:
     """Do one order within a run."""
     if "step" in order:

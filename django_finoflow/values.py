@@ -1,7 +1,7 @@
 """How values from runs are shown: always escaped, never as a template, and shortened where they are long.
 
 ``shown`` is for whoever decides, and reads like a form; ``payload`` is for whoever looks after runs, and reads like
-JSON.
+JSON. The admin and the pages for people without it show the same.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from django.contrib.admin.utils import display_for_value
-from django.utils.formats import date_format
+from django.utils.formats import date_format, localize
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
-from django.utils.timezone import localtime
+from django.utils.timezone import is_naive, localtime
 from django.utils.translation import gettext as _
 
 NOTHING = "–"
@@ -42,7 +41,9 @@ def shown(value: Any, depth: int = 0) -> SafeString:
     if isinstance(value, SEVERAL):
         parts = ((shown(part, depth + 1),) for part in value)
         return format_html('<ul class="finoflow-list">{}</ul>', format_html_join("", "<li>{}</li>", parts))
-    return shortened(display_for_value(value, NOTHING), "finoflow-text")
+    if isinstance(value, datetime) and not is_naive(value):
+        value = localtime(value)
+    return shortened(str(localize(value)), "finoflow-text")
 
 
 def payload(value: Any) -> SafeString:
