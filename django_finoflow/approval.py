@@ -7,6 +7,7 @@ decide. Only the ``form`` is not stored: a page takes it from the definition, ne
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from django.forms import BaseForm
 from . import durations
 from .audience import DEFAULT_PERMISSION, Audience, Candidates, Users, check_names, check_people, found
 from .exceptions import DefinitionError, DurationError
+from .names import check_name
 
 __all__ = ["DEFAULT_PERMISSION", "Approval", "Audience", "Candidates", "Question"]
 
@@ -110,10 +112,12 @@ class Approval:
         _check_choice("on_reject", self.on_reject, REJECTIONS)
         check_people("Approval", self.permission, self.groups, self.users)
         check_names("exclude_deciders_of", self.exclude_deciders_of)
+        for name in self.exclude_deciders_of:
+            check_name(name, "Approval(exclude_deciders_of=...)")
         if self.show is not None and not callable(self.show) and not isinstance(self.show, Mapping):
             raise DefinitionError(f"Approval(show={self.show!r}): give labels and values as a mapping, or a callable.")
-        if self.form is not None and not (isinstance(self.form, type) and issubclass(self.form, BaseForm)):
-            raise DefinitionError(f"Approval(form={self.form!r}): give a Django Form class.")
+        if self.form is not None:
+            _check_form(self.form)
         if not callable(self.quorum):
             _check_quorum(self.quorum)
         _check_times(self.remind)
@@ -154,9 +158,11 @@ class Approval:
             raise DefinitionError(
                 f'Gate "{name}" excludes the requester, but run {ctx.run_id} has none: start it with requester=user.'
             )
+        shown = self._shown(ctx)
         snapshot = {
-            "title": str(_given(self.title, ctx) or name),
-            "show": self._shown(ctx),
+            "title": _visible(str(_given(self.title, ctx) or "")) or name,
+            "show": shown,
+            "labels": list(shown),
             "exclude_requester": self.exclude_requester,
             "exclude_deciders_of": sorted(set(self.exclude_deciders_of)),
             "form": self.form.__qualname__ if self.form else "",
@@ -183,6 +189,23 @@ class Approval:
 
 def _given(value: Any, ctx: Any) -> Any:
     return value(ctx) if callable(value) else value
+
+
+def _visible(title: str) -> str:
+    """Return a title of which something can be seen, or nothing: it is the text of links that people must find."""
+    return title if any(letter.isprintable() and not letter.isspace() for letter in title) else ""
+
+
+def _check_form(form: Any) -> None:
+    if not (isinstance(form, type) and issubclass(form, BaseForm)):
+        raise DefinitionError(f"Approval(form={form!r}): give a Django Form class.")
+    try:
+        inspect.signature(form).bind(data=None, prefix="")
+    except TypeError as error:
+        raise DefinitionError(f"Approval(form={form!r}): it is made with data= and prefix= alone; {error}.") from error
+    fields = getattr(form, "base_fields", {}).items()
+    if files := [name for name, field in fields if field.widget.needs_multipart_form]:
+        raise DefinitionError(f"Approval(form={form!r}): files are not kept with an answer ({', '.join(files)}).")
 
 
 def _check_flag(name: str, value: Any) -> None:

@@ -67,7 +67,7 @@ class Audience(NamedTuple):
             user: a Django user.
             membership: the names of the user's groups, if they are known already.
         """
-        if not user.is_active:
+        if not user.is_active or user.pk is None:  # one who was never saved, or is deleted, is nobody
             return False
         if getattr(user, "is_superuser", False):
             return True
@@ -80,7 +80,7 @@ class Audience(NamedTuple):
 
     def _names(self, user: Any, membership: Collection[str] | None) -> bool:
         """Whether ``user`` is among those that this audience itself names, alternatives aside."""
-        if self.needed_permission and not user.has_perm(self.needed_permission):
+        if self.needed_permission and not holds(user, self.needed_permission):
             return False
         if not (self.groups or self.users) or str(user.get_username()) in self.users:
             return True
@@ -111,6 +111,11 @@ class Candidates:
     def found(self, name: str, ctx: Any) -> Audience:
         """Return them with all names known, for the run of ``ctx`` at its gate ``name``."""
         return found(name, ctx, self.permission, self.groups, self.users)
+
+
+def holds(user: Any, permission: str) -> bool:
+    """Whether ``user`` holds that permission; of a user model without permissions nobody does."""
+    return hasattr(user, "has_perm") and bool(user.has_perm(permission))
 
 
 def found(name: str, ctx: Any, permission: str | None, groups: Collection[str], users: Users) -> Audience:

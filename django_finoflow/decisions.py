@@ -12,9 +12,10 @@ from django.utils.translation import gettext as _
 
 from . import conf, payloads, verdicts, waits
 from .answers import cleaned, form_for
-from .exceptions import DecisionRefused
+from .exceptions import DecisionRefused, DefinitionError
 from .models import Decision, Wait
 from .names import check_name
+from .records import TIMER
 from .refusals import (
     OVERRIDE,
     check_asked,
@@ -84,10 +85,10 @@ def decide(
         RunNotFound: no run has that id.
         DecisionRefused: ``code`` says why; nothing was written.
         PayloadError: the reason or the data cannot be stored.
-        DefinitionError: the channel is no name.
+        DefinitionError: the channel is no name, or that of deadlines (``timer``).
         TypeError: ``approved`` or ``override`` is not a bool.
     """
-    check_name(channel, "decide(channel=...)", longest=20)
+    _check_channel(channel)
     _check_bool("approved", approved)
     _check_bool("override", override)
     reason = (reason or "").strip()
@@ -119,6 +120,11 @@ def _check_may(gate: Wait, user: Any, override: bool) -> None:
     elif not may_override(user):
         text = _('You may not decide "%(gate)s" against its rules.')
         raise DecisionRefused(text % {"gate": gate.title}, "not-eligible")
+
+
+def _check_channel(channel: Any) -> None:
+    if check_name(channel, "decide(channel=...)", longest=20) == TIMER:
+        raise DefinitionError(f'decide(channel="{TIMER}"): that is what a deadline decides by, and no person.')
 
 
 def _check_bool(name: str, value: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from django import forms
 from django.core.exceptions import NON_FIELD_ERRORS
 from django.http import QueryDict
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -80,7 +80,7 @@ class DecisionForm(forms.Form):
         #: The gate's own form, or None.
         self.answer: forms.BaseForm | None = None
         if (kind := decisions.form_for(gate)) is not None:
-            self.answer = kind(data, prefix=PREFIX)
+            self.answer = kind(data=data, prefix=PREFIX)
         if not (overriding and decisions.may_override(user)):
             del self.fields["override"]
         self.fields["reason"].help_text = self._when_needed()
@@ -117,13 +117,15 @@ class DecisionForm(forms.Form):
 
     @property
     def hidden(self) -> SafeString:
-        """The hidden field with the token of the gate's state, as the page shows it now."""
-        return format_html('<input type="hidden" name="seen" value="{}">', decisions.token(self.gate))
+        """The hidden field with the token of the gate's state, as the page shows it now, and those of its own form."""
+        token = format_html('<input type="hidden" name="seen" value="{}">', decisions.token(self.gate))
+        own = self.answer.hidden_fields() if self.answer else ()
+        return token + format_html_join("", "{}", ((field,) for field in own))
 
     @property
     def visible(self) -> list[forms.BoundField]:
         """The fields to show, the gate's own first."""
-        return [*(self.answer or ()), *self]
+        return [*(self.answer.visible_fields() if self.answer else ()), *self]
 
     @property
     def complaints(self) -> list[tuple[str, str]]:

@@ -327,9 +327,9 @@ def begin_again(run: Execution) -> None:
         failed = [c for c in recorded.checkpoints.values() if isinstance(c, Step) and c.status != StepStatus.DONE]
         # In a builder workflow no failure is ever passed: what is recorded behind one is its sibling.
         caught = not registry.consumes_nothing(run.workflow_id, run.version)
-        last = [s.pk for s in failed if not caught or recorded.after(s.branch, s.index + 1) is None]
-        Step.objects.filter(pk__in=last).delete()
-        Wait.objects.filter(execution=run, outcome=Outcome.CANCELLED).update(outcome=Outcome.OPEN, closed_at=None)
+        last = [s for s in failed if not caught or recorded.after(s.branch, s.index + 1) is None]
+        Step.objects.filter(pk__in=[step.pk for step in last]).delete()
+        _reopen_waits(run, [run.finished_at, *(step.finished_at for step in last)] if last else [])
     _let_go(
         run,
         due=True,
@@ -460,6 +460,19 @@ def _close_waits(run: Execution) -> None:
     Wait.objects.filter(execution=run, outcome=Outcome.OPEN).update(
         outcome=Outcome.CANCELLED, closed_at=clock.now(), claimed_by=None, claimed_by_name="", claimed_at=None
     )
+
+
+def _reopen_waits(run: Execution, moments: Sequence[datetime | None]) -> None:
+    """Open again the waits that were closed at the earliest of these moments, or later; of none: all.
+
+    What was given up before the failed steps failed is given up again, whatever becomes of them: until the run gets
+    there, nobody shall answer it.
+    """
+    closed = Wait.objects.filter(execution=run, outcome=Outcome.CANCELLED)
+    known = [moment for moment in moments if moment is not None]
+    if len(known) == len(moments) and known:
+        closed = closed.filter(closed_at__gte=min(known))
+    closed.update(outcome=Outcome.OPEN, closed_at=None)
 
 
 def _won(rows: int) -> None:

@@ -33,7 +33,12 @@ def approval_link(gate: Wait, user: Any, *, request: HttpRequest | None = None) 
         gate: the gate.
         user: who is to answer; whether they may is asked when they do.
         request: makes the link absolute; without one, ``FINOFLOW["BASE_URL"]`` does. With neither it is a path.
+
+    Raises:
+        ValueError: the user has no account: an anonymous one, say.
     """
+    if user.pk is None:
+        raise ValueError(f"A link is for a user with an account, not for {user!r}.")
     token = signing.dumps([gate.pk, decisions.token(gate), str(user.pk)], salt=SALT)
     path = reverse("finoflow:link", args=[token])
     return request.build_absolute_uri(path) if request is not None else urljoin(conf.get("BASE_URL"), path)

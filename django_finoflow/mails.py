@@ -69,7 +69,7 @@ def _tell(kind: str, pk: int) -> None:
 
 
 def _holder(gate: Wait) -> list[Any]:
-    return list(people().filter(pk=gate.claimed_by_id, is_active=True))
+    return [user for user in people().filter(pk=gate.claimed_by_id) if user.is_active]
 
 
 def _send(kind: str, gate: Wait, users: list[Any]) -> None:

@@ -212,15 +212,15 @@ class Wait(Checkpoint):
     #: Who may decide, as canonical JSON: gates of one audience are found by one comparison (see approval.Audience).
     audience = models.TextField(_("audience"), blank=True)
     #: The names of gates whose deciders may not decide this one, each between two line ends.
-    excludes = models.TextField(_("excludes the deciders of"), blank=True)
+    excludes = models.TextField(_("excludes the deciders of"), blank=True, default="", db_default="")
     claimed_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("claimed by")
     )
-    claimed_by_name = models.CharField(_("claimed by (name)"), max_length=255, blank=True)
+    claimed_by_name = models.CharField(_("claimed by (name)"), max_length=255, blank=True, default="", db_default="")
     claimed_at = models.DateTimeField(_("claimed"), null=True, blank=True)
     #: When the next reminder or escalation is due, and how many have been given. The schedule is in ``approval``.
     notice_due_at = models.DateTimeField(_("next notice"), null=True, blank=True)
-    notices = models.PositiveIntegerField(_("notices given"), default=0)
+    notices = models.PositiveIntegerField(_("notices given"), default=0, db_default=0)
 
     objects = OwnDatabase.from_queryset(WaitQuerySet)()
 
@@ -260,6 +260,13 @@ class Wait(Checkpoint):
     def is_open(self) -> bool:
         """Whether nothing has ended this wait yet."""
         return self.outcome == Outcome.OPEN
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What a person is shown, in the order in which the approval names it (a stored mapping has none)."""
+        asked = self.approval or {}
+        values = asked.get("show") or {}
+        return {label: values[label] for label in [*asked.get("labels", ()), *values] if label in values}
 
     @property
     def title(self) -> str:

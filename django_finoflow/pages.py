@@ -75,7 +75,7 @@ class Told(NamedTuple):
     @property
     def shows(self) -> SafeString:
         """What it shows to those who decide, as HTML."""
-        return values.shown((self.gate.approval or {}).get("show"))
+        return values.shown(self.gate.shown)
 
     @property
     def answers(self) -> list[tuple[str, SafeString]]:

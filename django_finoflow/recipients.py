@@ -44,7 +44,7 @@ def _found(gate: Wait) -> Iterator[Any]:
     asked = Audience.loads(gate.audience)
     for audience in (asked, *asked.alternatives):
         keys.update(_candidates(audience).values_list("pk", flat=True))
-    for user in people().filter(pk__in=keys, is_active=True).order_by(get_user_model().USERNAME_FIELD):
+    for user in people().filter(pk__in=keys).order_by(get_user_model().USERNAME_FIELD):
         if decisions.why_not(gate, user) is None:
             yield user
 

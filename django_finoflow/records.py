@@ -32,7 +32,7 @@ class Decision(models.Model):
     user_name = models.CharField(_("user's name"), max_length=255)
     approved = models.BooleanField(_("approved"))
     #: Whether it was made against the gate's rules, by somebody who may (``finoflow.override_gate``).
-    override = models.BooleanField(_("override"), default=False)
+    override = models.BooleanField(_("override"), default=False, db_default=False)
     reason = models.TextField(_("reason"), blank=True)
     data = PayloadField(_("data"))
     channel = models.CharField(_("channel"), max_length=20)

@@ -11,7 +11,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from . import answers, clock
-from .audience import Audience
+from .audience import Audience, holds
 from .exceptions import DecisionRefused, RunNotFound
 from .models import Decision, Execution, Wait
 from .names import why_not as why_no_name
@@ -89,7 +89,7 @@ def is_asked(gate: Wait, user: Any, membership: Collection[str] | None = None) -
 
 def may_override(user: Any) -> bool:
     """Whether ``user`` may decide gates against their rules."""
-    return bool(user.is_active and user.has_perm(OVERRIDE))
+    return bool(user.is_active and user.pk is not None and holds(user, OVERRIDE))
 
 
 def needs_reason(gate: Wait, approved: bool, *, override: bool = False) -> bool:

@@ -11,6 +11,7 @@ from django.utils.translation import ngettext
 
 from .audience import Audience
 from .models import Decision, GateEvent, Wait
+from .standing import can_cancel
 from .statuses import OPEN_TO_SIGNALS, GateEventKind, Outcome
 
 
@@ -94,13 +95,17 @@ def _story(gate: Wait) -> str:
     if gate.outcome == Outcome.TIMED_OUT:
         return _("Its deadline passed on %(when)s.") % {"when": moment(gate.due_at)}
     if gate.outcome == Outcome.CANCELLED:
-        return _("Its run ended on %(when)s: %(status)s.") % {
-            "when": moment(gate.closed_at),
-            "status": gate.execution.get_status_display(),
-        }
+        return _withdrawn(gate, gate.execution)
     if gate.execution.status not in OPEN_TO_SIGNALS:
         return _("Its run is %(status)s and takes no decision.") % {"status": gate.execution.get_status_display()}
     return _("It is open.")
+
+
+def _withdrawn(gate: Wait, run: Any) -> str:
+    if can_cancel(run):  # it goes on: a branch has given the gate up
+        return _("It was given up on %(when)s: its run goes on without it.") % {"when": moment(gate.closed_at)}
+    words = {"when": moment(run.finished_at or gate.closed_at), "status": run.get_status_display()}
+    return _("Its run ended on %(when)s: %(status)s.") % words
 
 
 def _decided(decision: Decision) -> str:

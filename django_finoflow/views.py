@@ -17,15 +17,16 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
 from . import api, decisions
+from .audience import holds
 from .exceptions import DecisionRefused, RunNotFound
 from .forms import NOT_YOURS, DecisionForm, DelegateForm, repeats
 from .links import LinkRefused, Ticket
 from .models import Decision, Wait
-from .pages import Told, paginated, private, with_runs
+from .pages import PAYLOADS, Told, paginated, private, with_runs
 
 ANSWERS = {"approve": True, "reject": False}
 SESSION_KEY = "finoflow_links"
-MOST_LINKS = 20  # kept in one session
+MOST_LINKS = 10  # kept in one session: more would not fit into a signed cookie
 
 
 @private
@@ -45,7 +46,8 @@ def decided(request: HttpRequest) -> HttpResponse:
     """Show what the user decided, the last first, and what became of it."""
     user: Any = request.user
     mine = Decision.objects.filter(user=user).order_by("-decided_at", "-pk")
-    page = paginated(request, mine.select_related("wait__execution").prefetch_related("wait__decisions"))
+    mine = mine.select_related("wait__execution").defer(*(f"wait__{name}" for name in PAYLOADS))
+    page = paginated(request, mine.prefetch_related("wait__decisions"))
     rows = [(made, Told.of(made.wait)) for made in page]
     return render(request, "finoflow/decided.html", {"here": "decided", "page": page, "rows": rows})
 
@@ -78,7 +80,7 @@ def _visible(user: Any, pk: int) -> Wait:
 
 def _may_see(user: Any, gate: Wait) -> bool:
     return (
-        user.has_perm("finoflow.view_wait")
+        holds(user, "finoflow.view_wait")
         or decisions.may_override(user)
         or any(made.user_id == user.pk for made in gate.decisions.all())
         or decisions.is_asked(gate, user)

@@ -259,7 +259,8 @@ def test_a1_the_question_is_evaluated_once_when_the_gate_opens(make, boss):
     run_id = flow.run({"amount": 5}).run_id
     flow.resume(run_id)
     gate = row(run_id).waits.get()
-    assert (gate.title, gate.approval["show"]) == ("Pay 5?", {"7": "label", "Amount": 5})
+    assert (gate.title, gate.shown) == ("Pay 5?", {"Amount": 5, "7": "label"})
+    assert list(gate.shown) == ["Amount", "7"]  # as the author has put it
     decide(run_id, "pay", user=boss, approved=True)
     flow.resume(run_id)
     assert asked == ["title"]

@@ -122,12 +122,12 @@ def test_links_to_several_gates_live_side_by_side_in_one_browser(client: Client,
     assert Decision.objects.count() == 2
 
 
-def test_a_session_keeps_the_latest_twenty_links(client: Client, manager: User) -> None:
-    gates = [ask(approval=OPEN) for _ in range(22)]
+def test_a_session_keeps_the_latest_ten_links(client: Client, manager: User) -> None:
+    gates = [ask(approval=OPEN) for _ in range(12)]
     for gate in gates:
         client.get(approval_link(gate, manager))
     kept = [client.get(linked(gate)).status_code for gate in gates]
-    assert kept == [403] * 2 + [200] * 20
+    assert kept == [403] * 2 + [200] * 10
 
 
 @pytest.mark.parametrize("method", ["get", "head", "options", "put", "patch", "delete"])

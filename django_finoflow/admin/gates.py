@@ -34,10 +34,10 @@ class GateAdmin(overview.Overview, deciding.Deciding, bulk.Bulk, handling.Handli
     """Gates, open first."""
 
     list_display = ("shown_title", "workflow", "asked_by", "opened", "deadline", "outcome_told")
-    list_filter = (StateFilter, MineFilter, WorkflowFilter)
+    list_filter = (MineFilter, StateFilter, WorkflowFilter)
     search_fields = ("name", "approval__title", "execution__workflow_id", "execution__requester_name")
     search_help_text = gettext_lazy("Gate, workflow or who asked")
-    list_per_page = 50
+    list_per_page = 25
     actions = ("finoflow_approve_selected", "finoflow_reject_selected")
     actions_row = ("finoflow_approve", "finoflow_reject")
     actions_detail = (*actions_row, *handling.Handling.handles)
@@ -149,7 +149,7 @@ class GateAdmin(overview.Overview, deciding.Deciding, bulk.Bulk, handling.Handli
 
     @admin.display(description=gettext_lazy("shows"))
     def what_is_shown(self, gate: Wait) -> SafeString:
-        return values.shown((gate.approval or {}).get("show"))
+        return values.shown(gate.shown)
 
     @admin.display(description=gettext_lazy("who may decide"))
     def audience_told(self, gate: Wait) -> str:

@@ -56,7 +56,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="decision",
             name="override",
-            field=models.BooleanField(default=False, verbose_name="override"),
+            field=models.BooleanField(db_default=False, default=False, verbose_name="override"),
         ),
         migrations.AddField(
             model_name="wait",
@@ -78,12 +78,14 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="wait",
             name="claimed_by_name",
-            field=models.CharField(blank=True, max_length=255, verbose_name="claimed by (name)"),
+            field=models.CharField(
+                blank=True, db_default="", default="", max_length=255, verbose_name="claimed by (name)"
+            ),
         ),
         migrations.AddField(
             model_name="wait",
             name="excludes",
-            field=models.TextField(blank=True, verbose_name="excludes the deciders of"),
+            field=models.TextField(blank=True, db_default="", default="", verbose_name="excludes the deciders of"),
         ),
         migrations.AddField(
             model_name="wait",
@@ -93,7 +95,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="wait",
             name="notices",
-            field=models.PositiveIntegerField(default=0, verbose_name="notices given"),
+            field=models.PositiveIntegerField(db_default=0, default=0, verbose_name="notices given"),
         ),
         migrations.AlterField(
             model_name="decision",

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.benchmarks import stage
 
-OPEN, AUDIENCES, PAGE = 10_000, 20, 50
+OPEN, AUDIENCES, PAGE = 10_000, 20, 25
 ROUNDS = 9
 
 Times = dict[tuple[str, str], float]
