@@ -457,6 +457,18 @@ def test_every_link_of_the_readme_leads_somewhere() -> None:
 
 
 @once
+def test_every_picture_is_there_is_shown_and_is_small() -> None:
+    shown = {
+        (path.parent / found).resolve()
+        for path in PAGES
+        for found in re.findall(r"(?:src=\"|\{image\} )([^\s\"]+)", path.read_text(encoding="utf-8"))
+    }
+    made = set((DOCS / "images").iterdir())
+    assert shown == made
+    assert [path.name for path in made if path.stat().st_size >= 150_000] == []
+
+
+@once
 def test_the_readme_is_short() -> None:
     assert page("README.md").count("\n") <= 150
 

@@ -7,50 +7,20 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
-from tests import databases
-from tests.processes import ROOT
+from tests.example import EXAMPLE, Project, empty_database
 
-EXAMPLE = ROOT / "example_project"
 CLAIMS = EXAMPLE / "expenses.csv"
 COLUMNS = 6  # of numbers in the table of outcomes: claims, four currencies, and all in EUR
-
-
-@dataclass(frozen=True)
-class Project:
-    """A copy of the example's folder, and the environment in which its commands run."""
-
-    folder: Path
-    env: dict[str, str]
-
-    def manage(self, *arguments: str) -> str:
-        """Run ``manage.py`` and return what it printed; fail with that unless the exit code is 0."""
-        return self._python(str(self.folder / "manage.py"), *arguments)
-
-    def run_code(self, source: str, *arguments: str) -> str:
-        """Run Python source in a process with Django set up, and return what it printed."""
-        return self._python("-c", "import django; django.setup()\n" + textwrap.dedent(source), *arguments)
-
-    def _python(self, *arguments: str) -> str:
-        command = [sys.executable, *arguments]
-        done = subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert not done.stderr
-        return done.stdout
 
 
 @dataclass(frozen=True)
@@ -63,32 +33,10 @@ class Demo:
 
 
 @pytest.fixture(scope="module")
-def database_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An empty database, as the example is told of it."""
-    if databases.chosen() == "sqlite":
-        yield f"sqlite:///{tmp_path_factory.mktemp('database') / 'example.sqlite3'}"
-        return
-    import psycopg
-
-    server, name = os.environ["FINOFLOW_TEST_POSTGRES"], f"test_finoflow_example_{os.getpid()}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-        yield urlsplit(server)._replace(path=f"/{name}").geturl()
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
-
-
-@pytest.fixture(scope="module")
-def project(database_url: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    folder = tmp_path_factory.mktemp("copy") / "example_project"
-    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("*.sqlite3*", "__pycache__"))
-    env = {
-        **os.environ,
-        "DJANGO_SETTINGS_MODULE": "company.settings",
-        "EXAMPLE_DATABASE_URL": database_url,
-        "PYTHONPATH": str(ROOT),
-        "PYTHONWARNINGS": "error",
-    }
-    return Project(folder, env)
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    folder = tmp_path_factory.mktemp("copy")
+    with empty_database(folder, "example") as url:
+        yield Project.copied(folder / "example_project", url)
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +83,7 @@ def test_the_outcomes_add_up_in_claims_and_in_every_currency(demo: Demo) -> None
         "rejected by policy",
         "rejected by manager",
         "rejected by finance",
+        "rejected by deadline",
         "expired",
         "waiting for receipt",
         "waiting for manager",
@@ -196,6 +145,97 @@ def test_nobody_approves_their_own_claim(demo: Demo) -> None:
     assert answered_by.split() == ["jonas", "jonas", "jonas"]
 
 
+def test_nobody_signs_twice_for_one_purchase_and_two_directors_sign_for_a_huge_one(demo: Demo) -> None:
+    signed = demo.project.run_code("""
+        from shop.outcomes import runs, signatures
+        for run in runs().filter(workflow_id="purchase-approval"):
+            print(run.key, run.status, *signatures(run))
+    """)
+    huge = {key for key, row in shop_file("purchases.csv").items() if Decimal(row["eur"]) > 10_000}
+    by_key = {line.split()[0]: line.split()[1:] for line in signed.splitlines()}
+    assert {key: by_key[key] for key in sorted(huge)} == {
+        "P-10": ["waiting", "maria", "sofia", "helena"],
+        "P-12": ["done", "maria", "sofia", "helena", "theo"],
+        "P-14": ["error", "maria", "sofia"],
+    }
+    assert all(len(names) == len(set(names)) for _status, *names in by_key.values())
+    refused = [line.strip() for line in demo.first.splitlines() if "sofia tries to answer" in line]
+    assert sorted(refused) == [
+        f'sofia tries to answer the gate "directors" of {key}: refused (excluded)' for key in sorted(huge)
+    ]
+
+
+def test_the_demo_notices_a_purchase_that_one_person_has_signed_twice(demo: Demo) -> None:
+    wrong = demo.project.run_code("""
+        from django.db import transaction
+        from django_finoflow.models import Decision
+        from shop import outcomes
+        with transaction.atomic():
+            Decision.objects.filter(wait__execution__key="P-12", user_name="theo").update(user_name="sofia")
+            print(outcomes.disagreements())
+            transaction.set_rollback(True)
+    """)
+    assert "P-12: bought by too few, or by one person twice" in wrong
+
+
+def test_what_finance_has_filled_in_is_in_the_ledger(demo: Demo) -> None:
+    booked = demo.project.run_code("""
+        from expenses.models import Payment
+        for payment in Payment.objects.all():
+            print(payment.amount_eur, payment.cost_centre or "-", payment.booked_on is not None)
+    """)
+    lines = [line.split() for line in booked.splitlines()]
+    assert {(Decimal(eur) > 500, centre, told) for eur, centre, told in lines} == {
+        (True, "3000", "True"),
+        (False, "-", "False"),
+    }
+
+
+def test_urgent_claims_are_reminded_of_and_escalated_once_and_the_deadline_rejects_what_is_left(demo: Demo) -> None:
+    told = demo.project.run_code("""
+        from django_finoflow.models import Wait
+        from expenses.outcomes import notified_wrongly
+        assert notified_wrongly() == []
+        for gate in Wait.objects.gates().filter(name="manager").exclude(notices=0).order_by("execution__key"):
+            made, run = gate.decisions.get(), gate.execution
+            told = sorted(gate.events.values_list("kind", flat=True))
+            print(run.key, *told, made.user_name or made.channel, run.result["outcome"])
+    """)
+    assert told.splitlines() == [
+        "C-1034 escalated reminded timer rejected",
+        "C-1073 escalated reminded timer rejected",
+        "C-1119 escalated reminded helena paid",
+        "C-1151 escalated reminded helena paid",
+    ]
+    assert "It was escalated: now it may be decided by members of directors, too." in demo.first
+
+
+def test_a_claim_is_handed_over_and_stays_so_at_a_second_demo(demo: Demo) -> None:
+    assert 'lukas claims C-1141 and hands it to sofia: "You know who went to Singapore."' in demo.first
+    assert "lukas claims C-1141" not in demo.second
+    assert "lukas handed it to sofia. You know who went to Singapore." in demo.second
+
+
+def test_the_demo_ends_with_pages_and_people_that_exist(demo: Demo) -> None:
+    pages = re.findall(r"^    (\w+) +http://127.0.0.1:8000(/\S+)", demo.first, re.MULTILINE)
+    assert [name for name, _path in pages] == ["anna", "maria", "sofia", "helena", "theo", "admin"]
+    [link] = re.findall(r"http://127.0.0.1:8000(/approvals/link/\S+)", demo.first)
+    came = demo.project.run_code(
+        """
+        import sys
+        from django.contrib.auth import authenticate
+        from django.test import Client
+        for name, path in zip(sys.argv[1::2], sys.argv[2::2]):
+            client = Client(headers={"host": "127.0.0.1"})
+            client.force_login(authenticate(username=name, password="demo"))
+            page = client.get(path, follow=True)
+            print(page.status_code, "delivery van" in page.content.decode())
+        """,
+        *(word for pair in [*pages, ("theo", link)] for word in pair),
+    )
+    assert came.splitlines() == ["200 False"] * 4 + ["200 True", "200 False", "200 True"]
+
+
 def test_a_second_demo_starts_nothing_and_pays_nothing(demo: Demo) -> None:
     rows, _, _, refused = numbers(demo.first, "expenses.csv:")
     assert numbers(demo.second, "expenses.csv:") == [rows, 0, rows - refused, refused]
@@ -224,10 +264,37 @@ def test_no_run_of_the_example_is_stuck_and_none_fails_but_those_that_are_meant_
 
 def test_gates_are_left_open_for_the_admin(demo: Demo) -> None:
     claims, shops = outcomes(demo.first), shop(demo.first)
-    for_managers, for_finance = numbers(demo.first, "wait for a manager")
+    for_managers, for_finance, for_directors = numbers(demo.first, "wait for a manager")
+    assert for_directors == shops["purchases waiting for directors"][0] == 1
     assert for_managers == claims["waiting for manager"][0] + shops["purchases waiting for manager"][0]
     assert for_finance == claims["waiting for finance"][0] + shops["purchases waiting for finance"][0]
     assert min(claims["waiting for manager"][0], shops["purchases waiting for finance"][0]) > 0
+
+
+def test_a_double_click_asks_for_one_purchase_and_what_cannot_be_one_is_told_in_the_page(demo: Demo) -> None:
+    came = demo.project.run_code("""
+        import re
+        from django.contrib.auth.models import User
+        from django.db import transaction
+        from django.test import Client
+        from shop.outcomes import runs
+        client = Client(headers={"host": "127.0.0.1"})
+        client.force_login(User.objects.get(username="anna"))
+        with transaction.atomic():
+            sent = {"number": "P-123456", "item": "a bus", "eur": "12000"}
+            for change in ({}, {}, {"eur": "9"}, {"number": "P-123457", "eur": "0"}):
+                page = client.post("/purchases/", {**sent, **change})
+                print(page.status_code, *re.findall('errorlist.*?<li>(.*?)</li>', page.content.decode()))
+            print(runs().filter(requester__username="anna", key__startswith="P-12345").count())
+            transaction.set_rollback(True)
+    """)
+    assert came.splitlines() == [
+        "302",
+        "302",
+        "200 This form was sent already, with something else in it. Open the page anew.",
+        "200 Ensure this value is greater than or equal to 1.",
+        "1",
+    ]
 
 
 # ── purchases and orders ──
@@ -252,7 +319,7 @@ def test_every_purchase_and_order_is_accounted_for(demo: Demo) -> None:
         ours = [line for name, line in told.items() if name.startswith(things)]
         assert sum(count for count, _eur in ours) == len(rows)
         assert sum(eur for _count, eur in ours) == sum(Decimal(row["eur"]) for row in rows)
-    assert numbers(demo.first, "purchases started") == [11, 12]
+    assert numbers(demo.first, "purchases started") == [14, 12]
 
 
 def test_only_a_large_purchase_is_put_before_finance_and_a_small_one_passes_their_gate_without_a_stop(
@@ -265,7 +332,7 @@ def test_only_a_large_purchase_is_put_before_finance_and_a_small_one_passes_thei
             came = "never" if signal is None else "early" if signal.received_at < gate.opened_at else "later"
             print(gate.execution.key, came, *gate.decisions.values_list("user_name", flat=True))
     """)
-    asked = {"P-03": "later sofia", "P-05": "later sofia", "P-07": "later sofia", "P-10": "never"}
+    asked = dict.fromkeys(("P-03", "P-05", "P-07", "P-10", "P-12", "P-14"), "later sofia") | {"P-13": "never"}
     small = {key for key, row in shop_file("purchases.csv").items() if Decimal(row["eur"]) <= 1000} - {"P-11"}
     assert dict(line.split(maxsplit=1) for line in gates.splitlines()) == {**asked, **dict.fromkeys(small, "early")}
 
@@ -297,7 +364,7 @@ def test_c1_what_failed_is_undone_in_reverse_order_and_its_ledger_nets_to_zero(d
             assert sums == {"stock": -Decimal(files[key]["pieces"]), "cash": eur}
         else:
             assert sums == {"budget": -eur}
-    assert sorted(failed) == ["O-03", "O-07", "O-10", "P-05", "P-08"]
+    assert sorted(failed) == ["O-03", "O-07", "O-10", "P-05", "P-08", "P-14"]
     told = [line.strip() for line in demo.first.splitlines() if re.match(r"  [OP]-", line)]
     assert sorted(line.split(":")[0] for line in told) == sorted(failed)
     assert "O-03: stock -2.00, cash +99.80, cash -99.80, stock +2.00 (no carrier goes to Iceland)" in told

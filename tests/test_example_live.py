@@ -17,14 +17,19 @@ from typing import Any
 
 import pytest
 
-from tests import test_example
 from tests.conftest import CHROMIUM
+from tests.example import EXAMPLE, Project, empty_database
 from tests.processes import Spawned, eventually
-from tests.test_example import EXAMPLE, Project
-
-database_url, project = test_example.database_url, test_example.project  # fixtures
 
 pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """A copy of the example with an empty database."""
+    with empty_database(tmp_path_factory.mktemp("database"), "live") as url:
+        yield Project.copied(tmp_path_factory.mktemp("copy") / "example_project", url)
+
 
 SET_UP = """
 from django.core.management import call_command

@@ -57,11 +57,11 @@ class Person:
         self.context.on("request", lambda request: request.url.startswith(ours) or self.complaints.append(request.url))
         self.page = self.context.new_page()
 
-    def log_in(self, name: str) -> Any:
+    def log_in(self, name: str, password: str = "secret") -> Any:
         """Log in by the page that django_finoflow brings, which the inbox leads to, and return the page."""
         self.page.goto(INBOX)
         self.page.fill("[name=username]", name)
-        self.page.fill("[name=password]", "secret")
+        self.page.fill("[name=password]", password)
         self.page.press("[name=password]", "Enter")
         self.page.wait_for_selector("nav[aria-label=Approvals]")
         return self.page

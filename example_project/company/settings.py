@@ -45,6 +45,7 @@ MIDDLEWARE = [
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],  # with a finoflow/base.html: the look of our own pages
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [
@@ -57,6 +58,9 @@ TEMPLATES = [
 ]
 
 ROOT_URLCONF = "company.urls"
+LOGIN_REDIRECT_URL = "finoflow:inbox"
 STATIC_URL = "static/"
+STATICFILES_DIRS = [BASE_DIR / "static"]
+FINOFLOW = {"BASE_URL": "http://127.0.0.1:8000"}  # ← for links in mails
 TIME_ZONE = "Europe/Berlin"
 USE_TZ = True

@@ -20,8 +20,8 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 
 @admin.register(Payment)
 class PaymentAdmin(ReadOnlyAdmin):
-    list_display = ("claim", "employee", "amount", "currency", "amount_eur", "paid_at")
-    list_filter = ("currency", "employee")
+    list_display = ("claim", "employee", "amount", "currency", "amount_eur", "cost_centre", "booked_on", "paid_at")
+    list_filter = ("currency", "cost_centre", "employee")
     search_fields = ("claim", "run_id")
 
 

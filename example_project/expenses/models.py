@@ -18,6 +18,8 @@ class Payment(models.Model):
     amount = models.DecimalField(max_digits=12, decimal_places=2)
     currency = models.CharField(max_length=3)
     amount_eur = models.DecimalField("amount in EUR", max_digits=12, decimal_places=2)
+    cost_centre = models.CharField(max_length=10, blank=True, help_text="As finance said. They see large claims only.")
+    booked_on = models.DateField("booked", null=True, blank=True)
     run_id = models.CharField("run", max_length=128)
     paid_at = models.DateTimeField("paid", auto_now_add=True)
 

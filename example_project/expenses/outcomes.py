@@ -8,8 +8,9 @@ from decimal import Decimal
 
 from django.db.models import Count
 
+from django_finoflow.decisions import history_of
 from django_finoflow.models import Execution, Step, Wait
-from django_finoflow.statuses import RunStatus
+from django_finoflow.statuses import GateEventKind, RunStatus
 
 from .models import Notice, Payment
 from .policy import RATES
@@ -20,6 +21,7 @@ ORDER = (
     "rejected by policy",
     "rejected by manager",
     "rejected by finance",
+    "rejected by deadline",
     "expired",
     "waiting for receipt",
     "waiting for manager",
@@ -83,6 +85,20 @@ def ledger() -> tuple[int, Decimal]:
 def notices() -> tuple[int, int]:
     """Return how many notices were sent, and how many of them not at the first attempt."""
     return Notice.objects.count(), Step.objects.filter(step_id="notify", attempts__gt=1).count()
+
+
+def told(number: str, name: str) -> list[str]:
+    """Return the story of a gate in sentences, such as its page shows: that of a run's key, and the gate's name."""
+    gate = Wait.objects.get(execution__key=number, name=name)
+    return [f"{entry.text} {entry.note}".strip() for entry in history_of(gate)]
+
+
+def notified_wrongly() -> list[str]:
+    """Return the numbers of the urgent claims of which the managers were not reminded once, or not escalated once."""
+    once = [GateEventKind.ESCALATED, GateEventKind.REMINDED]
+    gates = Wait.objects.gates().filter(execution__workflow_id=expense_approval.id, name="manager")
+    urgent = [gate for gate in gates.select_related("execution") if gate.execution.input["answer_within"]]
+    return [gate.execution.key for gate in urgent if sorted(event.kind for event in gate.events.all()) != once]
 
 
 def paid_twice() -> list[str]:

@@ -10,10 +10,11 @@ PASSWORD = "demo"
 STAFF = {
     "managers": ["maria", "jonas"],
     "finance": ["sofia", "lukas"],
+    "directors": ["sofia", "helena", "theo"],
     "employees": ["anna", "ben", "chiara", "emre", "freya", "goran", "hana", "ivo", "julia", "kofi"],
 }
 PERMISSIONS = {
-    "managers": ["expenses.approve_claim"],
+    "managers": ["expenses.approve_claim", "finoflow.view_wait"],
     "finance": [
         "expenses.view_notice",
         "expenses.view_payment",
@@ -21,8 +22,11 @@ PERMISSIONS = {
         "finoflow.view_execution",
         "finoflow.view_wait",
     ],
+    "directors": [],
     "employees": [],
 }
+#: Who may log in to the admin. The others have the inbox, which asks for no more than an account.
+IN_THE_ADMIN = ("managers", "finance")
 
 
 def create_people() -> None:
@@ -35,7 +39,8 @@ def create_people() -> None:
         group, _ = Group.objects.get_or_create(name=name)
         group.permissions.set(map(_permission, PERMISSIONS[name]))
         for username in usernames:
-            user, _ = User.objects.get_or_create(username=username, defaults={"is_staff": True, "password": password})
+            defaults = {"is_staff": name in IN_THE_ADMIN, "password": password}
+            user, _ = User.objects.get_or_create(username=username, defaults=defaults)
             user.groups.add(group)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from decimal import ROUND_HALF_UP, Decimal
 
 #: EUR for one unit of each currency in which claims are accepted.
@@ -21,7 +22,26 @@ LIMITS = {
 RECEIPT_ABOVE = Decimal(25)
 FINANCE_ABOVE = Decimal(500)
 
+COST_CENTRES = {"1000": "Administration", "2000": "Sales", "3000": "Development"}
+
 TIME_TO_ANSWER = "14d"
+UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def time_to_answer(within: str) -> timedelta:
+    """Return how long people have to answer a claim that wants it ``within`` such a time, or says nothing of it."""
+    within = within or TIME_TO_ANSWER
+    return timedelta(**{UNITS[within[-1]]: int(within[:-1])})
+
+
+def remind_after(within: str) -> timedelta:
+    """Return when they are reminded: a tenth of the time is over by then."""
+    return time_to_answer(within) / 10
+
+
+def escalate_after(within: str) -> timedelta:
+    """Return when the directors may answer, too: a fifth of the time is over by then."""
+    return time_to_answer(within) / 5
 
 
 def in_eur(amount: Decimal, currency: str) -> Decimal:

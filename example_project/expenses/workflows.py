@@ -9,15 +9,23 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
-from django_finoflow import Approval, Retry, SignalTimeout, current_step, workflow
+from django_finoflow import Approval, Candidates, Retry, SignalTimeout, current_step, workflow
 
 from . import policy
 from .claims import Claim
+from .forms import BookingForm
 from .models import Notice, Payment
 
 GATES = {
-    "manager": Approval(permission="expenses.approve_claim", exclude_requester=True),
-    "finance": Approval(groups=["finance"], exclude_requester=True),
+    "manager": Approval(permission="expenses.approve_claim", exclude_requester=True, on_timeout="reject"),
+    # Four eyes: whoever has approved a claim as its manager does not do so again. The form says where it is booked.
+    "finance": Approval(
+        groups=["finance"],
+        exclude_requester=True,
+        exclude_deciders_of=["manager"],
+        form=BookingForm,
+        on_timeout="reject",
+    ),
 }
 
 
@@ -38,22 +46,24 @@ def settle(ctx, claim: Claim, eur: Decimal, check: dict[str, Any]) -> dict[str, 
     if check["objection"]:
         return {"outcome": "rejected", "by": "policy", "reason": check["objection"]}
 
-    timeout = claim.answer_within or policy.TIME_TO_ANSWER
-    question = {"title": f"Pay {claim.money} to {claim.employee} for {claim.category}?", "show": shown(claim, eur)}
-    try:
-        if check["needs_receipt"]:
-            receipt = ctx.wait_for_signal("receipt", timeout=timeout)
-            question["show"]["Receipt"] = f"handed in later: {receipt['file']}"
-        gate, decision = "manager", ctx.wait_for_approval("manager", timeout=timeout, **question)
-        if decision["approved"] and check["needs_finance"]:
-            gate, decision = "finance", ctx.wait_for_approval("finance", timeout=timeout, **question)
-    except SignalTimeout as error:
-        return {"outcome": "expired", "reason": str(error)}
+    question = asked(claim, eur)
+    if check["needs_receipt"]:
+        try:
+            receipt = ctx.wait_for_signal("receipt", timeout=question["timeout"])
+        except SignalTimeout as error:
+            return {"outcome": "expired", "reason": str(error)}
+        question["show"]["Receipt"] = f"handed in later: {receipt['file']}"
+
+    gate, decision = "manager", ctx.wait_for_approval("manager", **question)
+    if decision["approved"] and check["needs_finance"]:
+        gate, decision = "finance", ctx.wait_for_approval("finance", **question)
+    if decision["by"] is None:
+        return {"outcome": "rejected", "by": "deadline", "reason": "nobody has answered in time"}
     if not decision["approved"]:
         return {"outcome": "rejected", "by": gate, "reason": f"{decision['by']}: {decision['reason']}"}
 
     # Atomic: the ledger's row and the checkpoint are committed together, so whatever crashes, a claim is paid once.
-    payment = ctx.step("pay", lambda: pay(claim, eur), atomic=True)
+    payment = ctx.step("pay", lambda: pay(claim, eur, decision["data"]), atomic=True)
     return {"outcome": "paid", "payment": payment}
 
 
@@ -63,6 +73,17 @@ def check_claim(claim: Claim, eur: Decimal) -> dict[str, Any]:
         "objection": policy.objection(claim.category, eur),
         "needs_receipt": eur > policy.RECEIPT_ABOVE and not claim.has_receipt,
         "needs_finance": eur > policy.FINANCE_ABOVE,
+    }
+
+
+def asked(claim: Claim, eur: Decimal) -> dict[str, Any]:
+    """Return what is asked about a claim, how long people have, and what happens while they do not answer."""
+    return {
+        "title": f"Pay {claim.money} to {claim.employee} for {claim.category}?",
+        "show": shown(claim, eur),
+        "timeout": policy.time_to_answer(claim.answer_within),
+        "remind": [policy.remind_after(claim.answer_within)],
+        "escalate": (policy.escalate_after(claim.answer_within), Candidates(groups=["directors"])),
     }
 
 
@@ -79,14 +100,18 @@ def shown(claim: Claim, eur: Decimal) -> dict[str, Any]:
     }
 
 
-def pay(claim: Claim, eur: Decimal) -> int:
-    """Write the claim into the ledger and return the line's number. A stand-in for a bank transfer."""
+def pay(claim: Claim, eur: Decimal, booking: dict[str, Any] | None) -> int:
+    """Write the claim into the ledger and return the line's number. A stand-in for a bank transfer.
+
+    ``booking`` is what finance has filled in, if they were asked: the cleaned data of their form.
+    """
     return Payment.objects.create(
         claim=claim.number,
         employee=claim.employee,
         amount=claim.amount,
         currency=claim.currency,
         amount_eur=eur,
+        **(booking or {}),
         run_id=current_step().run_id,
     ).pk
 

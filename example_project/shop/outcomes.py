@@ -7,11 +7,11 @@ from decimal import Decimal
 
 from django.db.models import QuerySet
 
-from django_finoflow.models import Execution, Wait
+from django_finoflow.models import Decision, Execution, Wait
 from django_finoflow.statuses import Rollback, RunStatus
 
 from .models import Account, Posting
-from .workflows import customer_order, purchase_approval
+from .workflows import DIRECTORS_ABOVE, FINANCE_ABOVE, customer_order, purchase_approval
 
 NAMES = {
     purchase_approval.id: ("purchases", "bought", "rejected, undone"),
@@ -44,19 +44,46 @@ def table() -> str:
 
 
 def outcome(run: Execution, waits_for: str | None) -> str:
+    """Say in a few words what a run is about, and how it stands."""
+    return f"{NAMES[run.workflow_id][0]} {standing(run, waits_for)}"
+
+
+def standing(run: Execution, waits_for: str | None) -> str:
     """Say in a few words how a run stands."""
-    things, well, badly = NAMES[run.workflow_id]
+    _things, well, badly = NAMES[run.workflow_id]
     if run.status == RunStatus.DONE:
-        return f"{things} {well}"
+        return well
     if run.status == RunStatus.ERROR and run.rollback == Rollback.COMPLETED:
-        return f"{things} {badly}"
-    return f"{things} waiting for {waits_for}" if waits_for else f"{things} {run.status}"
+        return badly
+    return f"waiting for {waits_for}" if waits_for else run.get_status_display()
 
 
 def story(run: Execution) -> str:
     """Return the lines that a run has written, in order, and why it failed."""
     lines = ", ".join(str(line) for line in Posting.objects.filter(run_id=run.run_id))
     return f"{run.key}: {lines} ({run.error['message']})"
+
+
+def bought() -> QuerySet[Execution]:
+    return runs().filter(workflow_id=purchase_approval.id, status=RunStatus.DONE)
+
+
+def signatures(run: Execution) -> list[str]:
+    """Return the names of those who have approved a purchase, at whichever gate, in order."""
+    made = Decision.objects.filter(wait__execution=run, approved=True).order_by("decided_at", "pk")
+    return [decision.user_name for decision in made]
+
+
+def properly_signed(run: Execution) -> bool:
+    """Whether as many people have signed as a purchase of that size needs, each once, and not who asked for it.
+
+    Or somebody has decided against the rules, and says so in the record.
+    """
+    if Decision.objects.filter(wait__execution=run, override=True).exists():
+        return True
+    eur, signed = run.input["eur"], signatures(run)
+    needed = 4 if eur > DIRECTORS_ABOVE else 2 if eur > FINANCE_ABOVE else 1
+    return len(signed) == len({*signed, run.requester_name}) - 1 == needed
 
 
 def disagreements() -> list[str]:
@@ -74,6 +101,7 @@ def disagreements() -> list[str]:
         steps = run.steps.exclude(compensation="")
         if [*steps.order_by("compensated_at")] != [*steps.order_by("-index")]:
             wrong.append(f"{run.key}: not undone in reverse order")
+    wrong += [f"{run.key}: bought by too few, or by one person twice" for run in bought() if not properly_signed(run)]
     sold = sum(run.input["eur"] for run in runs().filter(workflow_id=customer_order.id, status=RunStatus.DONE))
     cash = sum(amount for (_, account), amount in sums.items() if account == Account.CASH)
     return wrong if sold == cash else [*wrong, f"EUR {cash:,} in the till, but EUR {sold:,} was sold"]
