@@ -24,7 +24,7 @@ from .loop import Loop
 from .models import Step, Wait
 from .state import Changes
 from .statuses import Outcome as WaitOutcome
-from .statuses import RunStatus, StepStatus
+from .statuses import RunStatus
 from .steps import Call
 from .stops import Parked
 from .waits import Asked
@@ -63,7 +63,9 @@ class AsyncContext(Context):
 
     @property
     def _branch(self) -> Branch:
-        return current_branch.get(self._drive.root)
+        root = self._drive.root
+        # Off the loop, what is found there is the branch of a run whose step drives this one.
+        return current_branch.get(root) if self._drive.on_loop else root
 
     def _check_async(self, fn: Any, where: str, atomic: bool) -> None:
         if atomic and is_async(fn):
@@ -84,11 +86,12 @@ class AsyncContext(Context):
         step = steps.recall(self._drive, place, call)
         if step.is_settled:
             changes.settle(step.state_patch)
-            if step.status == StepStatus.FAILED:
-                await self._loop.take_turn(step.finished_at)
+            await self._loop.take_turn(step.finished_at)
             return steps.recorded(self._drive, step, call)
-        [error] = await self._loop.settled(self._loop.begin(self._try(asyncio.current_task(), step, call)))
-        changes.settle(step.state_patch)
+        try:
+            [error] = await self._loop.settled(self._loop.begin(self._try(asyncio.current_task(), step, call)))
+        finally:  # who asked for it may have been cancelled meanwhile
+            _keep(changes, step)
         return steps.fresh(step, call, error)
 
     async def _together(
@@ -101,9 +104,14 @@ class AsyncContext(Context):
         siblings = [(steps.recall(self._drive, place, call), call) for place, call in zip(places, calls, strict=True)]
         task, width = asyncio.current_task(), asyncio.Semaphore(together.WIDTH)
         tries = [self._try(task, step, call, width) for step, call in siblings if not step.is_settled]
-        await self._loop.settled(*map(self._loop.begin, tries))
-        for (step, _call), change in zip(siblings, changes, strict=True):
-            change.settle(step.state_patch)
+        try:
+            await self._loop.settled(*map(self._loop.begin, tries))
+        finally:
+            for (step, _call), change in zip(siblings, changes, strict=True):
+                _keep(change, step)
+        if not tries:
+            moments = [step.finished_at for step, _call in siblings if step.finished_at is not None]
+            await self._loop.take_turn(max(moments, default=None))
         return then(together.results(siblings))
 
     async def _waited(self, place: Place, asked: Asked, then: Callable[[Wait, Any], Any]) -> Any:
@@ -112,12 +120,13 @@ class AsyncContext(Context):
             wait = await self._pass(place, asked, wait)
         elif wait.outcome == WaitOutcome.CANCELLED:
             await self._loop.rest(asyncio.current_task())
-        elif wait.outcome == WaitOutcome.TIMED_OUT:
+        else:
             await self._loop.take_turn(wait.closed_at)
         return then(wait, waits.payload(self._drive, wait))
 
     async def _try(self, task: Any, step: Step, call: Call, width: asyncio.Semaphore | None = None) -> Any:
         """Make attempts until the step is settled; return the last one's error."""
+        await self._loop.leave_if_over(task)
         if steps.is_early(step):
             await self._loop.rest(task, due_at=step.due_at)
         while True:
@@ -193,3 +202,9 @@ class AsyncContext(Context):
         if alone and wait.is_open:
             self._drive.stop(Parked())
         return wait
+
+
+def _keep(changes: Changes, step: Step) -> None:
+    """Let the changes of a step count, if it has settled."""
+    if step.is_settled:
+        changes.settle(step.state_patch)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from . import atomic, bodies, failures, history, schemas, steps
+from . import atomic, bodies, failures, history, loop, schemas, steps
 from .attempt import Abort, Attempt, idempotency_key
 from .bodies import Race
 from .context import Context
@@ -138,7 +138,8 @@ def _undo(drive: Drive, ctx: Context, entry: Undoable, run_error: dict[str, Any]
         assert call.compensate is not None
         undoing = call.compensate(UndoContext(ctx, entry, seen, run_error))
         if inspect.isawaitable(undoing):
-            bodies.finish(undoing)
+            with loop.out_of_reach():
+                bodies.finish(undoing)
         return bodies.Outcome()
 
     def once(race: Race) -> bodies.Outcome:

@@ -88,6 +88,8 @@ class Drive:
         self.on_loop = False
         #: The places that the body has come to.
         self.visited: set[Place] = set()
+        #: When what it has yet to come to was settled, the first last; made when it is first asked for.
+        self._to_come: list[tuple[datetime, Place]] | None = None
         #: What can be undone, as the body comes to it; nothing any more once it has pivoted.
         self.undoables: list[Any] = []
         self.pivoted = False
@@ -190,14 +192,19 @@ class Drive:
 
     def is_behind(self, settled_at: datetime | None) -> bool:
         """Whether the body has yet to come to something that was settled before that moment."""
-        unseen = (c for place, c in self.recorded.checkpoints.items() if place not in self.visited)
-        return any((at := settled_when(c)) is not None and settled_at is not None and at < settled_at for c in unseen)
+        if self._to_come is None:
+            recorded = list(self.recorded.checkpoints.items())  # another thread may be adding to them
+            found = [(at, place) for place, checkpoint in recorded if (at := settled_when(checkpoint)) is not None]
+            self._to_come = sorted(found, reverse=True)
+        while self._to_come and self._to_come[-1][1] in self.visited:
+            self._to_come.pop()
+        return bool(self._to_come) and settled_at is not None and self._to_come[-1][0] < settled_at
 
     def missed(self) -> list[Step]:
         """Return the recorded steps that can be undone and that the body has not come to."""
         if self.pivoted:
             return []
-        unseen = [c for place, c in self.recorded.checkpoints.items() if place not in self.visited]
+        unseen = [c for place, c in list(self.recorded.checkpoints.items()) if place not in self.visited]
         return [c for c in unseen if isinstance(c, Step) and c.is_settled and c.compensable and not c.compensation]
 
     def mismatch(self, found: Step | Wait, asked: tuple[str, str] | None) -> NoReturn:

@@ -10,12 +10,17 @@ import asyncio
 import asyncio.locks
 import asyncio.queues
 import asyncio.taskgroups
+import gc
+import inspect
 from collections.abc import Container
 from types import CodeType
 from typing import Any
 
 #: Modules whose coroutines wait for nothing but what another task does.
 OTHERS = frozenset(module.__file__ for module in (asyncio.locks, asyncio.queues, asyncio.taskgroups))
+
+#: What stands between a coroutine and what it awaits, and only the garbage collector knows for what.
+WRAPPERS = frozenset({"coroutine_wrapper", "async_generator_asend", "async_generator_athrow", "anext_awaitable"})
 
 
 def awaits_others(task: asyncio.Task[Any], known: Container[Any]) -> bool:
@@ -29,6 +34,8 @@ def awaits_others(task: asyncio.Task[Any], known: Container[Any]) -> bool:
         return False
     if isinstance(awaited, asyncio.Task):
         return awaited in known
+    if (shielded := _shielded(awaited)) is not None:
+        return shielded in known
     children = getattr(awaited, "_children", None)  # of a gather
     if children is not None:
         return all(child.done() or child in known for child in children)
@@ -38,7 +45,27 @@ def awaits_others(task: asyncio.Task[Any], known: Container[Any]) -> bool:
     return code.co_filename in OTHERS or (code.co_filename == asyncio.tasks.__file__ and code.co_name == "_wait")
 
 
+def _shielded(future: Any) -> Any:
+    """Return the task that ``asyncio.shield`` has made ``future`` of, if it has."""
+    for callback, _context in getattr(future, "_callbacks", None) or ():
+        if getattr(callback, "__qualname__", "") == "shield.<locals>._outer_done_callback":
+            return inspect.getclosurevars(callback).nonlocals.get("inner")
+    return None
+
+
 def _innermost(coro: Any) -> CodeType | None:
-    while hasattr(inner := getattr(coro, "cr_await", None), "cr_code"):
+    while (inner := _awaited(coro)) is not None:
         coro = inner
-    return getattr(coro, "cr_code", None)
+    return getattr(coro, "cr_code", None) or getattr(coro, "ag_code", None)
+
+
+def _awaited(coro: Any) -> Any:
+    """Return the coroutine or async generator that ``coro`` awaits, if there is one."""
+    inner = getattr(coro, "cr_await", None) or getattr(coro, "ag_await", None)
+    if type(inner).__name__ in WRAPPERS:
+        inner = next(filter(_is_code, gc.get_referents(inner)), None)
+    return inner if _is_code(inner) else None
+
+
+def _is_code(it: Any) -> bool:
+    return hasattr(it, "cr_code") or hasattr(it, "ag_code")

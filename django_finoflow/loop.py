@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import math
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import SyncToAsync, async_to_sync, sync_to_async
 
 from . import bodies, clock, conf, waits
 from .attempt import Attempt, current_attempt
@@ -64,12 +64,16 @@ class Loop:
         self.in_test_case = in_test_case()
         #: The body's own asyncio tasks: each is a branch.
         self._branches: dict[asyncio.Task[Any], Branch] = {}
+        #: Those whose end has not been told yet to whoever awaits them.
+        self._living: set[asyncio.Task[Any]] = set()
         #: The engine's: each makes or stores one checkpoint, and settles whatever becomes of who asked for it.
         self._works: set[asyncio.Task[Any]] = set()
         self._unwanted: set[asyncio.Task[Any]] = set()
         self._resting: dict[asyncio.Future[None], Rest] = {}
-        self._deadlines: set[asyncio.Timeout] = set()
-        self._is_over = self._is_abandoned = self._is_hurried = self._is_looking = False
+        #: Those of them that are in an async body of a step.
+        self._bodies: set[Any] = set()
+        self._is_over = self._is_cut = self._is_abandoned = self._is_hurried = self._is_looking = False
+        self._is_replaying = bool(drive.recorded.checkpoints)
         self._looked_at = clock.monotonic()
 
     def run(self, body: Callable[..., Work], ctx: Any) -> Any:
@@ -79,10 +83,11 @@ class Loop:
         """
         self._drive.on_loop = True
         try:
-            result, error = async_to_sync(self._play, force_new_loop=True)(body, ctx)
+            with out_of_reach():
+                result, error = async_to_sync(self._play, force_new_loop=True)(body, ctx)
         except KeyboardInterrupt:
             self._is_abandoned = True
-            with suppress(RuntimeError):  # the loop is closed already
+            with suppress(RuntimeError, AttributeError):  # the loop is closed already, or not there yet
                 self._loop.call_soon_threadsafe(self._cancel_all)
             raise
         finally:
@@ -98,6 +103,7 @@ class Loop:
         vars(self._loop)["time"] = clock.monotonic  # one that a frozen calendar does not stop
         self._drive.follow_thread()
         self._loop.set_task_factory(self._make_task)
+        self._replays_until = self._loop.time() + LAST_WORDS
         main = self._make_branch(body(ctx, ctx.input), self._drive.root, contextvars.copy_context())
         watch = asyncio.Task(self._watch(), loop=self._loop)
         await asyncio.wait([main])
@@ -111,7 +117,7 @@ class Loop:
     def _make_task(self, loop: Any, coro: Any, context: Any = None, **options: Any) -> asyncio.Task[Any]:
         """Make an asyncio task: a branch, if the body makes it; what a step's body makes is its own affair."""
         parent = current_branch.get(None)
-        if parent is None or current_attempt.get() is not None:
+        if parent is None or current_attempt.get() is not None or _closes_a_generator(coro):
             return asyncio.Task(coro, loop=loop, context=context, **options)
         return self._make_branch(coro, parent.fork(), context or contextvars.copy_context(), **options)
 
@@ -119,12 +125,14 @@ class Loop:
         context.run(current_branch.set, branch)
         task = asyncio.Task(coro, loop=self._loop, context=context, **options)
         self._branches[task] = branch
+        self._living.add(task)
         task.add_done_callback(self._end_branch)
         return task
 
     def _end_branch(self, task: asyncio.Task[Any]) -> None:
         self._branches[task].bag.join()
-        if not task.cancelled() and isinstance(_error_of(task), DriveStopped):
+        self._living.discard(task)
+        if isinstance(_glance(task), DriveStopped):
             task._log_traceback = False  # no error that somebody forgot
         self.look_soon()
 
@@ -135,7 +143,7 @@ class Loop:
         """
         cut = {branch.path for task, branch in self._branches.items() if task.cancelled() or task.cancelling()}
         counts = {branch.path: branch.count for branch in self._branches.values()}
-        is_whole = not cut and not any(_error_of(task) for task in self._branches)
+        is_whole = not cut and not any(_glance(task) for task in self._branches)
         for checkpoint in self._drive.recorded.in_order():
             count = counts.get(checkpoint.branch, 0 if is_whole else math.inf)
             if checkpoint.index >= count and checkpoint.branch not in cut:
@@ -186,8 +194,8 @@ class Loop:
     async def body(self, make: Callable[[], Any], seen: Attempt, timeout: float | None) -> Outcome:
         """Await an async body of a step; its deadline, or the drive's abort, cancels it (rule T4)."""
         token = current_attempt.set(seen)
-        began, deadline = clock.now(), asyncio.timeout(timeout)
-        self._deadlines.add(deadline)
+        began, deadline, task = clock.now(), asyncio.timeout(timeout), asyncio.current_task()
+        self._bodies.add(task)
         try:
             async with deadline:
                 value = await make()
@@ -195,7 +203,7 @@ class Loop:
         except BaseException as error:
             outcome = Outcome(error=error)
         finally:
-            self._deadlines.discard(deadline)
+            self._bodies.discard(task)
             current_attempt.reset(token)
         if self._drive.abort.is_set():
             if outcome.error is not None:
@@ -228,25 +236,42 @@ class Loop:
             del self._resting[future]
 
     async def take_turn(self, settled_at: datetime | None) -> None:
-        """Let a recorded failure come again behind all that had been recorded before it, as it did the first time.
+        """Let what is recorded come again behind all that had been recorded before it, as it did the first time.
 
-        It may end its siblings, which must first come to what they have done: that may have to be undone.
+        What follows from it may end its siblings, which must first come to what they have done: that may have to be
+        undone. And a sibling that had been ended must not get further this time. Clocks are not to be trusted, so no
+        turn is waited for long.
         """
+        end = self._loop.time() + LAST_WORDS
 
         def has_come() -> bool:
-            return not self._drive.is_behind(settled_at)
+            return not self._drive.is_behind(settled_at) or self._loop.time() > end
 
         if not has_come():
             await self.rest(asyncio.current_task(), turn=has_come)
 
     async def leave_if_over(self, task: Any) -> None:
-        """Rest for good where something new would begin although the body has ended, or the run is being unwound."""
+        """Rest where something new would begin before the replay has come to rest: it may still end this branch.
+
+        And for good, if the body has ended meanwhile, or the run is being unwound.
+
+        Raises:
+            CancelledError: what the body has left is being cancelled.
+        """
+        if not self._is_live():
+            await self.rest(task, turn=self._is_live)
+        if self._is_cut:
+            raise asyncio.CancelledError
         if self._is_over or self._drive.unwinding or asyncio.current_task() in self._unwanted:
             await self.rest(task)
 
+    def _is_live(self) -> bool:
+        """Whether the replay is over; it is waited for only so long, since a branch may be in a sleep of its own."""
+        return not self._is_replaying or self._loop.time() > self._replays_until
+
     def is_alone(self, task: Any) -> bool:
         """Whether nothing but ``task``, and the work that it waits for, is going on."""
-        return len(self._works) <= 1 and all(other is task or other.done() for other in self._branches)
+        return len(self._works) <= 1 and self._living <= {task}
 
     def look_soon(self) -> None:
         """Look at what rests, once what happens now has been told to those who wait for it."""
@@ -262,16 +287,29 @@ class Loop:
         if self._drive.stopped is not None:
             if not self._wake(lambda rest: True, self._drive.stopped) and self._is_at_rest():
                 self._cancel(self._branches)  # those who wait for a branch that is no more
-        elif self._wake(Rest.is_over) or not self._resting or not self._is_at_rest():
+        elif not self._wake(self._can_go_on) and self._resting and self._is_at_rest():
+            self._go_on_from_rest()
+
+    def _go_on_from_rest(self) -> None:
+        if self._wake(self._is_out_of_turn):
             return
-        elif not self._wake(lambda rest: rest.turn is not None) and not self._is_over:
+        if self._is_replaying:
+            self._is_replaying = False
+            self.look_soon()
+        elif not self._is_over:
             self.begin(self._come_to_rest(park=True))
+
+    def _is_out_of_turn(self, rest: Rest) -> bool:
+        """Whether a branch waits for something to come again that does not, now that all are at rest."""
+        return rest.turn is not None and rest.turn != self._is_live
+
+    def _can_go_on(self, rest: Rest) -> bool:
+        # A wait that is being looked at may look ended before the transaction that ends it has committed.
+        return not (rest.wait and self._is_looking) and rest.is_over()
 
     def _is_at_rest(self) -> bool:
         tasks = {rest.task for rest in self._rests()}
-        return not self._flying() and all(
-            task.done() or task in tasks or awaits_others(task, self._branches) for task in self._branches
-        )
+        return not self._flying() and all(task in tasks or awaits_others(task, self._branches) for task in self._living)
 
     def _rests(self) -> list[Rest]:
         return [rest for future, rest in self._resting.items() if not future.done()]
@@ -282,10 +320,10 @@ class Loop:
 
     async def _come_to_rest(self, *, park: bool) -> None:
         """Look which waits have ended, and wake their branches; if none has, park the run if that is asked for."""
-        if self._is_looking:
+        rests = self._rests()
+        if self._is_looking or not rests or self._drive.stopped is not None:
             return
         self._is_looking = True
-        rests = self._rests()
         waiting = [rest.wait for rest in rests if rest.wait is not None]
         moments = [rest.due_at for rest in rests if rest.due_at is not None]
         drive = self._drive
@@ -317,9 +355,8 @@ class Loop:
             if self._drive.abort.is_set() and not self._is_hurried:
                 self._hurry()
             self._look()
-            if any(rest.wait for rest in self._resting.values()) and clock.monotonic() - self._looked_at > conf.get(
-                "POLL_INTERVAL"
-            ):
+            waiting = any(rest.wait for rest in self._rests())
+            if waiting and clock.monotonic() - self._looked_at > conf.get("POLL_INTERVAL"):
                 await self._come_to_rest(park=False)
 
     # ── The end ─────────────────────────────────────────────────────────────────────────────────
@@ -328,9 +365,7 @@ class Loop:
         """End early: nobody wants what is being done."""
         self._is_hurried = True
         self._drive.stopped = self._drive.stopped or Interrupted()
-        for deadline in self._deadlines:
-            deadline.reschedule(self._loop.time())
-        self._cancel(self._branches)
+        self._cancel([*self._bodies, *self._branches])
 
     async def _wind_up(self, *, failed: bool) -> None:
         """End the other branches, as the body has ended: what they have in flight settles, and nothing new begins.
@@ -346,6 +381,7 @@ class Loop:
                 await asyncio.sleep(0)
             else:
                 break
+        self._is_cut = True
         if rest := self._cancel(self._branches):
             await asyncio.wait(rest, timeout=LAST_WORDS)
 
@@ -373,5 +409,33 @@ def _call(work: Callable[..., Any], *args: Any) -> Any:
 _in_driving_thread = sync_to_async(_call, thread_sensitive=True)
 
 
+@contextmanager
+def out_of_reach() -> Iterator[None]:
+    """Whoever gives up awaiting this thread, as an ASGI server does when a browser goes away, cancels nothing of ours.
+
+    asgiref would do it, from another thread, and the run would fail by it. What it notes of this thread meanwhile, a
+    loop that is closed by then, is forgotten afterwards, and the drive with it.
+    """
+    thread = vars(SyncToAsync.threadlocal)
+    held = dict(thread)
+    thread.pop("task_context", None)
+    try:
+        yield
+    finally:
+        thread.clear()
+        thread.update(held)
+
+
+def _closes_a_generator(coro: Any) -> bool:
+    """Whether asyncio made this of an async generator that was broken off: when it does is not the body's to say."""
+    return type(coro).__name__ == "async_generator_athrow"
+
+
 def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
     return asyncio.CancelledError() if task.cancelled() else task.exception()
+
+
+def _glance(task: Any) -> BaseException | None:
+    """Return the error of a task that is done, which asyncio still reports should nobody await it."""
+    error: BaseException | None = task._exception
+    return asyncio.CancelledError() if task.cancelled() else error

@@ -267,12 +267,8 @@ def deliver(run_id: str, name: str, payload: Any, sender: str = "") -> Signal:
     with transaction.atomic(using=conf.database()):
         run = Execution.objects.filter(run_id=run_id).locked()
         check_live(run, run_id, name)
-        wait = (
-            Wait.objects.open()
-            .filter(execution=run, kind=WaitKind.SIGNAL, name=name)
-            .order_by("index", "branch")
-            .first()
-        )
+        waiting = Wait.objects.open().filter(execution=run, kind=WaitKind.SIGNAL, name=name)
+        wait = min(waiting, key=lambda wait: history.order((wait.branch, wait.index)), default=None)
         if wait is None:
             _check_early(run, name)
         return accept(run, wait, name, payload, sender)
