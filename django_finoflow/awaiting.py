@@ -18,7 +18,7 @@ from .bodies import Outcome
 from .branches import Branch, current_branch
 from .context import Context
 from .drive import Drive
-from .exceptions import DefinitionError
+from .exceptions import CheckpointRefused, DefinitionError
 from .history import Place
 from .loop import Loop
 from .models import Step, Wait
@@ -51,15 +51,24 @@ class AsyncContext(Context):
         _ = self.requester  # a query, which a body on an event loop could not make
 
     def play(self, body: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
-        """Run the body to its end, and return its result."""
-        return self._loop.run(body, self)
+        """Run the body to its end, and return its result.
+
+        Raises:
+            CheckpointRefused: a call was not awaited, so it has done nothing.
+        """
+        result = self._loop.run(body, self)
+        if self._drive.stopped is None and (forgotten := self._loop.crew.unawaited()):
+            branch, index = forgotten[0]
+            where = f'position {index} of branch "{branch}"' if branch else f"position {index}"
+            raise CheckpointRefused(f"The call that took {where} was never awaited: write await ctx.step(...).")
+        return result
 
     def pivot(self) -> Any:
         super().pivot()
         return Nothing()
 
     def leftover(self) -> Any:
-        return self._loop.leftover()
+        return self._loop.crew.leftover()
 
     @property
     def _branch(self) -> Branch:

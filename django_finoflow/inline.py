@@ -108,8 +108,9 @@ def _kept(lease: Lease, abort: Abort) -> Iterator[None]:
 def _result(run_id: str, error: BaseException | None) -> RunResult:
     state = snapshot(run_id)
     if state.status == RunStatus.ERROR:
-        message = (state.error or {}).get("message", "")
-        raise WorkflowError(f"Run {run_id} failed: {message}", state) from error
+        failed = state.error or {}
+        why = failed.get("message") or failed.get("type", "").rpartition(".")[2]
+        raise WorkflowError(f"Run {run_id} failed: {why}", state) from error
     return RunResult(run_id, state.status, state, state.waiting_on, state.result)
 
 

@@ -10,11 +10,8 @@ have in flight settles first; the run parks when each of its asyncio tasks rests
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import math
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -23,11 +20,11 @@ from asgiref.sync import SyncToAsync, async_to_sync, sync_to_async
 from . import bodies, clock, conf, waits
 from .attempt import Attempt, current_attempt
 from .bodies import Outcome
-from .branches import Branch, current_branch
+from .crew import Crew, cancel, error_of
 from .drive import Drive, in_test_case
 from .idle import awaits_others
-from .models import Wait
-from .stops import DriveStopped, Exhausted, Interrupted, Mismatch, Parked
+from .resting import Rest, Resting
+from .stops import Exhausted, Interrupted, Mismatch, Parked
 
 #: Seconds between looks at what nobody tells the loop: the drive's abort, and whether all rest.
 TICK = 0.1
@@ -37,39 +34,18 @@ LAST_WORDS = 5.0
 Work = Coroutine[Any, Any, Any]
 
 
-@dataclass(eq=False)
-class Rest:
-    """What one branch rests for: the end of a wait, a moment, its turn, or nothing that could come in this drive."""
-
-    task: Any
-    work: Any
-    wait: Wait | None = None
-    due_at: datetime | None = None
-    turn: Callable[[], bool] | None = None
-
-    def is_over(self) -> bool:
-        """Whether the branch can go on."""
-        if self.turn is not None:
-            return self.turn()
-        if self.wait is not None:
-            return not self.wait.is_open
-        return self.due_at is not None and self.due_at <= clock.now()
-
-
 class Loop:
     """What one drive's event loop does: branches, what they have in flight, and how they rest."""
 
     def __init__(self, drive: Drive):
         self._drive = drive
         self.in_test_case = in_test_case()
-        #: The body's own asyncio tasks: each is a branch.
-        self._branches: dict[asyncio.Task[Any], Branch] = {}
-        #: Those whose end has not been told yet to whoever awaits them.
-        self._living: set[asyncio.Task[Any]] = set()
+        #: The body's own asyncio tasks.
+        self.crew = Crew(drive, self.look_soon)
         #: The engine's: each makes or stores one checkpoint, and settles whatever becomes of who asked for it.
         self._works: set[asyncio.Task[Any]] = set()
         self._unwanted: set[asyncio.Task[Any]] = set()
-        self._resting: dict[asyncio.Future[None], Rest] = {}
+        self._resting = Resting()
         #: Those of them that are in an async body of a step.
         self._bodies: set[Any] = set()
         self._is_over = self._is_cut = self._is_abandoned = self._is_hurried = self._is_looking = False
@@ -102,53 +78,14 @@ class Loop:
         self._loop = asyncio.get_running_loop()
         vars(self._loop)["time"] = clock.monotonic  # one that a frozen calendar does not stop
         self._drive.follow_thread()
-        self._loop.set_task_factory(self._make_task)
         self._replays_until = self._loop.time() + LAST_WORDS
-        main = self._make_branch(body(ctx, ctx.input), self._drive.root, contextvars.copy_context())
+        main = self.crew.start(self._loop, body(ctx, ctx.input))
         watch = asyncio.Task(self._watch(), loop=self._loop)
         await asyncio.wait([main])
-        error = _error_of(main)
+        error = error_of(main)
         await self._wind_up(failed=error is not None)
         watch.cancel()
         return None if error else main.result(), error
-
-    # ── Branches ────────────────────────────────────────────────────────────────────────────────
-
-    def _make_task(self, loop: Any, coro: Any, context: Any = None, **options: Any) -> asyncio.Task[Any]:
-        """Make an asyncio task: a branch, if the body makes it; what a step's body makes is its own affair."""
-        parent = current_branch.get(None)
-        if parent is None or current_attempt.get() is not None or _closes_a_generator(coro):
-            return asyncio.Task(coro, loop=loop, context=context, **options)
-        return self._make_branch(coro, parent.fork(), context or contextvars.copy_context(), **options)
-
-    def _make_branch(self, coro: Any, branch: Branch, context: Any, **options: Any) -> asyncio.Task[Any]:
-        context.run(current_branch.set, branch)
-        task = asyncio.Task(coro, loop=self._loop, context=context, **options)
-        self._branches[task] = branch
-        self._living.add(task)
-        task.add_done_callback(self._end_branch)
-        return task
-
-    def _end_branch(self, task: asyncio.Task[Any]) -> None:
-        self._branches[task].bag.join()
-        self._living.discard(task)
-        if isinstance(_glance(task), DriveStopped):
-            task._log_traceback = False  # no error that somebody forgot
-        self.look_soon()
-
-    def leftover(self) -> Any:
-        """Return a checkpoint that the run has recorded and no branch came to, if there is one.
-
-        Of a body that failed, branches may have been cut short.
-        """
-        cut = {branch.path for task, branch in self._branches.items() if task.cancelled() or task.cancelling()}
-        counts = {branch.path: branch.count for branch in self._branches.values()}
-        is_whole = not cut and not any(_glance(task) for task in self._branches)
-        for checkpoint in self._drive.recorded.in_order():
-            count = counts.get(checkpoint.branch, 0 if is_whole else math.inf)
-            if checkpoint.index >= count and checkpoint.branch not in cut:
-                return checkpoint
-        return None
 
     # ── Work of the engine ──────────────────────────────────────────────────────────────────────
 
@@ -180,10 +117,8 @@ class Loop:
                     raise
                 cancelled = error
                 self._unwanted.update(pending)
-                for rest in self._resting.values():
-                    if rest.work in pending:
-                        rest.work.cancel()
-        errors = [_error_of(work) for work in works]
+                self._resting.cancel(pending)
+        errors = [error_of(work) for work in works]
         if cancelled is not None:
             raise cancelled
         for failure in errors:
@@ -227,13 +162,7 @@ class Loop:
             raise asyncio.CancelledError
         if self._drive.stopped is not None:
             raise self._drive.stopped
-        future = self._loop.create_future()
-        self._resting[future] = Rest(task, work, **until)
-        self.look_soon()
-        try:
-            await future
-        finally:
-            del self._resting[future]
+        await self._resting.block(Rest(task, work, **until), self.look_soon)
 
     async def take_turn(self, settled_at: datetime | None) -> None:
         """Let what is recorded come again behind all that had been recorded before it, as it did the first time.
@@ -271,7 +200,7 @@ class Loop:
 
     def is_alone(self, task: Any) -> bool:
         """Whether nothing but ``task``, and the work that it waits for, is going on."""
-        return len(self._works) <= 1 and self._living <= {task}
+        return len(self._works) <= 1 and self.crew.living <= {task}
 
     def look_soon(self) -> None:
         """Look at what rests, once what happens now has been told to those who wait for it."""
@@ -285,13 +214,13 @@ class Loop:
     def _look(self) -> None:
         """Park the run, or end its drive, if nothing of it is in flight."""
         if self._drive.stopped is not None:
-            if not self._wake(lambda rest: True, self._drive.stopped) and self._is_at_rest():
-                self._cancel(self._branches)  # those who wait for a branch that is no more
-        elif not self._wake(self._can_go_on) and self._resting and self._is_at_rest():
+            if not self._resting.wake(lambda rest: True, self._drive.stopped) and self._is_at_rest():
+                cancel(self.crew.branches)  # those who wait for a branch that is no more
+        elif not self._resting.wake(self._can_go_on) and any(self._resting) and self._is_at_rest():
             self._go_on_from_rest()
 
     def _go_on_from_rest(self) -> None:
-        if self._wake(self._is_out_of_turn):
+        if self._resting.wake(self._is_out_of_turn):
             return
         if self._is_replaying:
             self._is_replaying = False
@@ -308,19 +237,17 @@ class Loop:
         return not (rest.wait and self._is_looking) and rest.is_over()
 
     def _is_at_rest(self) -> bool:
-        tasks = {rest.task for rest in self._rests()}
-        return not self._flying() and all(task in tasks or awaits_others(task, self._branches) for task in self._living)
-
-    def _rests(self) -> list[Rest]:
-        return [rest for future, rest in self._resting.items() if not future.done()]
+        tasks = {rest.task for rest in self._resting}
+        known = self.crew.branches
+        return not self._flying() and all(task in tasks or awaits_others(task, known) for task in self.crew.living)
 
     def _flying(self) -> set[Any]:
         """Return the engine's work that is in flight."""
-        return self._works - {rest.work for rest in self._rests()}
+        return self._works - {rest.work for rest in self._resting}
 
     async def _come_to_rest(self, *, park: bool) -> None:
         """Look which waits have ended, and wake their branches; if none has, park the run if that is asked for."""
-        rests = self._rests()
+        rests = list(self._resting)
         if self._is_looking or not rests or self._drive.stopped is not None:
             return
         self._is_looking = True
@@ -334,19 +261,9 @@ class Loop:
             if await self.here(lambda: waits.rest(drive, waiting, min(moments, default=None), park=park)):
                 drive.stop(Parked())
         except BaseException as error:
-            self._wake(lambda rest: True, error)
+            self._resting.wake(lambda rest: True, error)
         self._is_looking = False
         self.look_soon()
-
-    def _wake(self, chosen: Callable[[Rest], bool], error: BaseException | None = None) -> int:
-        """Let the chosen branches go on, or end by ``error``; return how many."""
-        woken = [future for future, rest in self._resting.items() if chosen(rest) and not future.done()]
-        for future in woken:
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-        return len(woken)
 
     async def _watch(self) -> None:
         """Look now and then at what nobody tells this loop."""
@@ -355,7 +272,7 @@ class Loop:
             if self._drive.abort.is_set() and not self._is_hurried:
                 self._hurry()
             self._look()
-            waiting = any(rest.wait for rest in self._rests())
+            waiting = any(rest.wait for rest in self._resting)
             if waiting and clock.monotonic() - self._looked_at > conf.get("POLL_INTERVAL"):
                 await self._come_to_rest(park=False)
 
@@ -365,7 +282,7 @@ class Loop:
         """End early: nobody wants what is being done."""
         self._is_hurried = True
         self._drive.stopped = self._drive.stopped or Interrupted()
-        self._cancel([*self._bodies, *self._branches])
+        cancel([*self._bodies, *self.crew.branches])
 
     async def _wind_up(self, *, failed: bool) -> None:
         """End the other branches, as the body has ended: what they have in flight settles, and nothing new begins.
@@ -382,17 +299,11 @@ class Loop:
             else:
                 break
         self._is_cut = True
-        if rest := self._cancel(self._branches):
+        if rest := cancel(self.crew.branches):
             await asyncio.wait(rest, timeout=LAST_WORDS)
 
-    def _cancel(self, tasks: Iterable[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:
-        running = [task for task in tasks if not task.done()]
-        for task in running:
-            task.cancel()
-        return running
-
     def _cancel_all(self) -> None:
-        self._cancel(asyncio.all_tasks(self._loop))
+        cancel(asyncio.all_tasks(self._loop))
 
 
 GIVEN_UP = (
@@ -424,18 +335,3 @@ def out_of_reach() -> Iterator[None]:
     finally:
         thread.clear()
         thread.update(held)
-
-
-def _closes_a_generator(coro: Any) -> bool:
-    """Whether asyncio made this of an async generator that was broken off: when it does is not the body's to say."""
-    return type(coro).__name__ == "async_generator_athrow"
-
-
-def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
-    return asyncio.CancelledError() if task.cancelled() else task.exception()
-
-
-def _glance(task: Any) -> BaseException | None:
-    """Return the error of a task that is done, which asyncio still reports should nobody await it."""
-    error: BaseException | None = task._exception
-    return asyncio.CancelledError() if task.cancelled() else error

@@ -103,6 +103,7 @@ def work_alone(options: Options, verbosity: int, databases: dict[str, Any]) -> N
         threading.Thread(target=stop_without_parent, args=(worker,), name="finoflow-parent", daemon=True).start()
         with stopped_by_signals(worker):
             worker.work()
+        leave(worker)
 
 
 def stop_without_parent(worker: Worker) -> None:
@@ -112,6 +113,15 @@ def stop_without_parent(worker: Worker) -> None:
         parent.join()
         logger.warning("event=orphaned worker=%s", worker.name)
         worker.stop()
+
+
+def leave(worker: Worker) -> None:
+    """End this process if a body would not end: Python would wait for its event loop's thread (rule W4)."""
+    if worker.has_left_behind and threading.current_thread() is threading.main_thread():
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(0)
 
 
 def terminate_children() -> None:

@@ -150,6 +150,11 @@ class Worker:
             self._give_back(self._ahead.take_stale())
             self._bench.call_one()
 
+    @property
+    def has_left_behind(self) -> bool:
+        """Whether a body went on when the worker had ended: Python cannot end its thread."""
+        return bool(self._driving)
+
     def _give_notices(self) -> None:
         """Remind and escalate what is due; all of it to drain, else some, and the rest at the next look."""
         try:

@@ -417,6 +417,20 @@ def test_d9_a_checkpoint_inside_an_async_step_is_refused(make: Workshop) -> None
     assert [(step.id, step.status) for step in run.state.steps] == [("outer", "failed")]
 
 
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_call_that_is_not_awaited_fails_the_run_and_says_which(make: Workshop) -> None:
+    @make
+    async def flow(ctx: Any, input: Any) -> str:
+        await ctx.step("first", lambda: 1)
+        ctx.step("forgotten", lambda: 2)
+        await ctx.step("last", lambda: 3)
+        return "done"
+
+    assert "position 1 was never awaited" in str(failure(flow))
+    gc.collect()
+
+
 def test_d9_a_checkpoint_in_a_thread_of_the_bodys_own_is_refused(make: Workshop) -> None:
     @make
     async def flow(ctx: Any, input: Any) -> None:

@@ -914,3 +914,44 @@ except KeyboardInterrupt:
     run = row("it")
     assert (run.status, run.lease_until) == ("running", None)
     assert run.due_at is not None
+
+
+#: A workflow whose body listens to nobody, and a worker for it.
+DEAF = """
+import asyncio, sys, time
+from django.core.management import call_command
+from django_finoflow import workflow
+from tests.testapp.models import Entry
+
+@workflow(id="deaf")
+async def deaf(ctx, how):
+    async def body():
+        await Entry.objects.acreate(run_id=ctx.run_id, label="deaf")
+        while True:
+            try:
+                time.sleep(60) if how == "blocks" else await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                pass
+
+    await body() if how == "in the body" else await ctx.step("deaf", body)
+
+call_command("finoflow_worker", "--poll-interval", "0.05", "--grace", "0.2", *sys.argv[1:])
+"""
+
+
+@COMMITTED
+@pytest.mark.parametrize("how", ["blocks", "swallows", "in the body"])
+def test_w4_a_worker_leaves_an_async_body_behind_that_listens_to_nobody(
+    make: Workshop, spawn_code: Callable[..., Spawned], how: str
+) -> None:
+    @make(id="deaf")
+    async def deaf(ctx: Any, input: Any) -> None: ...
+
+    run = deaf.start(how)
+    worker = spawn_code(DEAF)
+    eventually(lambda: labels() == ["deaf"])
+    worker.terminate()
+    assert "event=worker-stopped" in worker.finish(30)
+    stopped = row(run.run_id)
+    assert (stopped.lease_until, stopped.recoveries) == (None, 0)
+    assert stopped.due_at is not None

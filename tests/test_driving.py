@@ -1632,3 +1632,12 @@ def test_d9_async_and_what_is_no_function_are_refused_as_steps(make, error):
             ctx.call(lambda input, ctx: None)
 
     assert flow.run().status == "done"
+
+
+def test_d13_an_error_without_a_text_is_named_by_its_type(make):
+    @make
+    def flow(ctx, input):
+        raise TimeoutError
+
+    with pytest.raises(WorkflowError, match=r"failed: TimeoutError$"):
+        flow.run()

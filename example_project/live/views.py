@@ -1,7 +1,7 @@
 """A run, live: a page, and the stream of events that it shows.
 
 Thousands may look on: while nothing happens to a run, those who watch it hold no database connection. The stream needs
-an ASGI server (``uvicorn company.asgi:application``); ``runserver`` is none.
+an ASGI server (``pip install uvicorn``, ``uvicorn company.asgi:application``); ``runserver`` is none.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def run(request, run_id: str):
 async def events(request, run_id: str):
     """Send each state of a run as it comes, until it ends or the browser goes away."""
     if not isinstance(request, ASGIRequest):
-        return HttpResponse("This needs an ASGI server: uvicorn company.asgi:application", status=501)
+        return HttpResponse(
+            "This needs an ASGI server: pip install uvicorn, then uvicorn company.asgi:application", status=501
+        )
     if await aget_run(run_id) is None:
         raise Http404
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # nginx would keep events back

@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django_finoflow import conf, durations
 from django_finoflow.drive import in_test_case
 from django_finoflow.options import Options
-from django_finoflow.processes import Supervisor, stopped_by_signals
+from django_finoflow.processes import Supervisor, leave, stopped_by_signals
 from django_finoflow.report import Report
 from django_finoflow.worker import Worker
 
@@ -79,6 +79,8 @@ class Command(BaseCommand):
             boss: Any = Worker(chosen) if processes == 1 else Supervisor(chosen, processes, verbosity)
             with stopped_by_signals(boss):
                 boss.work()
+            if isinstance(boss, Worker):
+                leave(boss)
 
 
 def count(text: str) -> int:

@@ -48,6 +48,7 @@ Everybody's password is "{password}". Log in, answer, log out, and be the next:
 jonas is a manager, too, and lukas in finance. Nobody answers what they have asked for: try it as jonas.
 {link}To see runs live at {site}/live/, start the site with an ASGI server instead of runserver:
 
+    {python} -m pip install -q uvicorn
     {python} -m uvicorn --app-dir {folder} company.asgi:application
 
 Run the demo again: it starts nothing and pays nothing a second time."""
