@@ -6,6 +6,7 @@ gate's name; never from anything that a row says.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from django.utils.translation import gettext as _
 from . import payloads, registry
 from .exceptions import DecisionRefused, PayloadError, UnknownWorkflow
 from .models import Wait
+
+logger = logging.getLogger(__name__)
 
 
 def form_for(gate: Wait) -> type[BaseForm] | None:
@@ -57,7 +60,7 @@ def cleaned(gate: Wait, data: Any) -> Any:
     if not filled.is_valid():
         said = {name: [str(text) for text in texts] for name, texts in filled.errors.items()}
         raise _invalid({"" if name == NON_FIELD_ERRORS else name: texts for name, texts in said.items()})
-    return _storable(filled.cleaned_data)
+    return _storable(gate, filled.cleaned_data)
 
 
 def shape(gate: Wait) -> str:
@@ -73,20 +76,32 @@ def _declared(gate: Wait) -> Any:
         return None
 
 
-def _storable(cleaned_data: dict[str, Any]) -> Any:
+def _storable(gate: Wait, cleaned_data: dict[str, Any]) -> Any:
     """Return it as it will be read back, or say of which field that cannot be."""
     errors = {}
     for name, value in cleaned_data.items():
         try:
             payloads.dumps(value)
         except PayloadError as error:
-            errors[name] = [str(error)]
+            errors[name] = [str(error) if isinstance(value, str) else _unkept(gate, name, error)]
     if errors:
         raise _invalid(errors)
     try:
         return payloads.roundtrip(cleaned_data)
     except PayloadError as error:  # each fits by itself, but not all together
         raise _invalid({"": [str(error)]}) from error
+
+
+def _unkept(gate: Wait, name: str, error: PayloadError) -> str:
+    """Return what a decider is told who cannot help it: the form gives what cannot be stored. The log says more."""
+    logger.error(
+        'The form of gate "%s" of workflow "%s" gives what cannot be stored, in its field "%s": %s',
+        gate.name,
+        gate.execution.workflow_id,
+        name,
+        error,
+    )
+    return str(_("This answer cannot be kept. It is no fault of yours: tell whoever looks after this site."))
 
 
 def _invalid(errors: dict[str, list[str]]) -> DecisionRefused:

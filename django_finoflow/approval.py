@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from django.forms import BaseForm
+from django.forms import BaseForm, ModelChoiceField, ModelMultipleChoiceField
+from django.utils.functional import Promise
 
 from . import durations
 from .audience import DEFAULT_PERMISSION, Audience, Candidates, Users, check_names, check_people, found
@@ -28,6 +29,9 @@ TIMEOUTS = ("fail", "approve", "reject")
 
 #: What is done at a notice's time.
 REMIND, ESCALATE = "remind", "escalate"
+
+#: What of a form could change its fields, or what comes of them.
+_MAY_CONVERT = ("__init__", "clean", "full_clean", "_clean_fields", "_clean_form", "_post_clean", "cleaned_data")
 
 _SOME_DAY = datetime(2026, 1, 1, tzinfo=UTC)  # durations are only checked here; the time now asks for settings
 
@@ -116,6 +120,8 @@ class Approval:
             check_name(name, "Approval(exclude_deciders_of=...)")
         if self.show is not None and not callable(self.show) and not isinstance(self.show, Mapping):
             raise DefinitionError(f"Approval(show={self.show!r}): give labels and values as a mapping, or a callable.")
+        if not (self.title is None or callable(self.title) or isinstance(self.title, str | Promise)):
+            raise DefinitionError(f"Approval(title={self.title!r}): give a text, or a callable of the context.")
         if self.form is not None:
             _check_form(self.form)
         if not callable(self.quorum):
@@ -206,6 +212,26 @@ def _check_form(form: Any) -> None:
     fields = getattr(form, "base_fields", {}).items()
     if files := [name for name, field in fields if field.widget.needs_multipart_form]:
         raise DefinitionError(f"Approval(form={form!r}): files are not kept with an answer ({', '.join(files)}).")
+    if rows := [name for name, field in fields if _surely_gives_rows(form, name, field)]:
+        raise DefinitionError(
+            f"Approval(form={form!r}): it gives model instances, which cannot be stored ({', '.join(rows)}). "
+            f"Let clean_{rows[0]}() return the primary key, say."
+        )
+
+
+def _surely_gives_rows(form: Any, name: str, field: Any) -> bool:
+    """Whether what comes of a field of a form is sure to be model instances: neither makes anything else of it."""
+    if not isinstance(field, ModelChoiceField) or hasattr(form, f"clean_{name}"):
+        return False
+    plain = ModelMultipleChoiceField if isinstance(field, ModelMultipleChoiceField) else ModelChoiceField
+    kept = all(getattr(type(field), verb) is getattr(plain, verb) for verb in ("clean", "to_python"))
+    own = {
+        verb
+        for one in form.__mro__
+        if one.__module__.partition(".")[0] not in ("django", "builtins")
+        for verb in vars(one)
+    }
+    return kept and own.isdisjoint(_MAY_CONVERT)
 
 
 def _check_flag(name: str, value: Any) -> None:

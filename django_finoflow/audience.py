@@ -113,6 +113,16 @@ class Candidates:
         return found(name, ctx, self.permission, self.groups, self.users)
 
 
+def check_user(what: str, user: Any) -> None:
+    """Refuse what is no user at all, such as a username; ``what`` names the argument.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not (hasattr(user, "pk") and hasattr(user, "is_active") and hasattr(user, "get_username")):
+        raise TypeError(f"{what} is a user object, such as request.user, not {user!r}.")
+
+
 def holds(user: Any, permission: str) -> bool:
     """Whether ``user`` holds that permission; of a user model without permissions nobody does."""
     return hasattr(user, "has_perm") and bool(user.has_perm(permission))

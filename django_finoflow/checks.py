@@ -4,7 +4,8 @@ Errors: ``finoflow.E001`` a setting in ``FINOFLOW`` cannot be; ``finoflow.E002``
 ``finoflow.E003`` ``USE_TZ`` is off; ``finoflow.E004`` the database is not supported. Warnings: on SQLite files
 ``finoflow.W001`` (transactions that do not take the write lock at once) and ``finoflow.W002`` (no write-ahead log),
 which make a web process and a worker wait for each other until "database is locked"; ``finoflow.W003`` the order of two
-apps changes the host's own admin pages; ``finoflow.W004`` something in a workflow's declaration is odd.
+apps changes the host's own admin pages; ``finoflow.W004`` something in a workflow's declaration is odd;
+``finoflow.W005`` a declared gate asks for a permission that no model has, or for more approvals than it names people.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from django.core import checks
 from django.db import connections
 
 from . import conf, registry
+from .approval import Approval, Candidates
 from .claiming import DIALECTS
 from .exceptions import DefinitionError
 
@@ -90,6 +92,50 @@ def check_workflows(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[ch
             found.append(checks.Error(str(error), id="finoflow.E002"))
         found += [checks.Warning(text, id="finoflow.W004") for text in definition.warnings()]
     return found
+
+
+@checks.register("finoflow")
+def check_gates(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn of declared gates that nobody, or not enough people, could answer. Asks no database."""
+    known = _permissions()
+    return [
+        checks.Warning(f'workflow "{definition.id}": gate "{name}" {problem}', id="finoflow.W005")
+        for definition in registry.all_definitions()
+        for name, approval in definition.gates.items()
+        for problem in (*_unknown_permissions(approval, known), *_too_many(approval))
+    ]
+
+
+def _permissions() -> set[str]:
+    """Return the permissions that the installed apps' models have: Django's own for each, and those of its Meta."""
+    found = set()
+    for options in (model._meta for model in apps.get_models()):
+        names = [f"{action}_{options.model_name}" for action in options.default_permissions]
+        found |= {
+            f"{options.app_label}.{name}" for name in (*names, *(codename for codename, _ in options.permissions))
+        }
+    return found
+
+
+def _unknown_permissions(approval: Approval, known: set[str]) -> list[str]:
+    if not apps.is_installed("django.contrib.auth"):
+        return []
+    asked = [approval.permission, *(them.permission for _delay, them in approval.escalations)]
+    text = 'asks for the permission "%s", which no model of an installed app has: superusers alone would have it.'
+    return [text % one for one in asked if one is not None and one not in known]
+
+
+def _too_many(approval: Approval) -> list[str]:
+    """Say so if the quorum is above the number of those who are named, where nobody else could vote."""
+    named: set[str] = set()
+    asked: list[Approval | Candidates] = [approval, *(them for _delay, them in approval.escalations)]
+    for one in asked:
+        if one.groups or not one.users or callable(one.users):
+            return []
+        named |= set(one.users)
+    if callable(approval.quorum) or approval.quorum <= len(named):
+        return []
+    return [f"asks for {approval.quorum} approvals, but names {len(named)} who may give them."]
 
 
 @checks.register("finoflow")

@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 
 from . import conf, payloads, verdicts, waits
 from .answers import cleaned, form_for
+from .audience import check_user
 from .exceptions import DecisionRefused, DefinitionError
 from .models import Decision, Wait
 from .names import check_name
@@ -28,7 +29,7 @@ from .refusals import (
     token,
     why_not,
 )
-from .telling import Entry, candidates_text, history_of, resolves, story, votes
+from .telling import Entry, candidates_text, history_of, own_answer, own_vote, resolves, story, votes
 from .verdicts import digest
 
 __all__ = [
@@ -42,6 +43,8 @@ __all__ = [
     "is_asked",
     "may_override",
     "needs_reason",
+    "own_answer",
+    "own_vote",
     "story",
     "token",
     "votes",
@@ -86,8 +89,9 @@ def decide(
         DecisionRefused: ``code`` says why; nothing was written.
         PayloadError: the reason or the data cannot be stored.
         DefinitionError: the channel is no name, or that of deadlines (``timer``).
-        TypeError: ``approved`` or ``override`` is not a bool.
+        TypeError: ``approved`` or ``override`` is not a bool, or ``user`` no user.
     """
+    check_user("decide(user=...)", user)
     _check_channel(channel)
     _check_bool("approved", approved)
     _check_bool("override", override)

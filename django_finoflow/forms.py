@@ -46,9 +46,11 @@ class DecisionForm(forms.Form):
         user: who decides.
         data: what was sent: ``request.POST``, or a mapping with ``reason``, ``seen``, ``override`` and fields of the
             gate's own form as ``answer-<field>``. None: nothing yet.
-        approved: yes or no, if the page knows already. None: the page has a button for each.
+        approved: yes or no, if the page or the pressed button has said it.
         channel: where the answer comes from, for the record.
-        overriding: whether a holder of ``finoflow.override_gate`` is offered to override. By a link nobody is.
+        one_button: whether the page has a button for ``approved`` alone, and not one for each answer.
+        overriding: whether a holder of ``finoflow.override_gate`` who may not decide otherwise is offered to override.
+            By a link nobody is.
     """
 
     reason = forms.CharField(
@@ -59,7 +61,9 @@ class DecisionForm(forms.Form):
     )
     override = forms.BooleanField(
         label=gettext_lazy("Override the rules of this gate"),
-        help_text=gettext_lazy("Decides at once, whoever else is asked. It needs a reason, and the record says so."),
+        help_text=gettext_lazy(
+            "It decides at once, whatever the quorum and whoever else is asked, needs a reason, and is marked as such."
+        ),
         required=False,
     )
 
@@ -71,6 +75,7 @@ class DecisionForm(forms.Form):
         *,
         approved: bool | None = None,
         channel: str = "inbox",
+        one_button: bool = False,
         overriding: bool = True,
     ):
         super().__init__(data)
@@ -81,9 +86,9 @@ class DecisionForm(forms.Form):
         self.answer: forms.BaseForm | None = None
         if (kind := decisions.form_for(gate)) is not None:
             self.answer = kind(data=data, prefix=PREFIX)
-        if not (overriding and decisions.may_override(user)):
+        if not overriding or not decisions.may_override(user) or decisions.is_asked(gate, user):
             del self.fields["override"]
-        self.fields["reason"].help_text = self._when_needed()
+        self.fields["reason"].help_text = self._when_needed((approved,) if one_button else (True, False))
 
     def decide(self) -> Decision | None:
         """Decide the gate with what was sent; nothing is checked here that ``api.decide`` checks.
@@ -156,10 +161,9 @@ class DecisionForm(forms.Form):
             for text in texts:
                 form.add_error(name if name in form.fields else None, text)
 
-    def _when_needed(self) -> str:
-        if self.approved is not None:
-            return _("Needed.") if decisions.needs_reason(self.gate, self.approved) else ""
-        needed = [decisions.needs_reason(self.gate, approved) for approved in (True, False)]
+    def _when_needed(self, answers: tuple[Any, ...]) -> str:
+        """Return when a reason is needed, for the answers that the page has buttons for."""
+        needed = [decisions.needs_reason(self.gate, approved) for approved in answers]
         if all(needed):
             return _("Needed.")
         return _("Needed to reject.") if any(needed) else ""

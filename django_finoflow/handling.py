@@ -14,11 +14,12 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from . import clock, conf, events, payloads, waits
+from .audience import check_user
 from .exceptions import DecisionRefused
 from .models import GateEvent, Wait
 from .refusals import check_asked, check_open, check_unanswered, locked_gate, may_override
 from .statuses import GateEventKind
-from .telling import moment
+from .telling import moment, one_stop
 
 NOBODY: tuple[Any, str] = (None, "")
 
@@ -38,7 +39,9 @@ def claim_gate(run_id: str, name: str, *, user: Any, wait: Wait | int | None = N
     Raises:
         RunNotFound: no run has that id.
         DecisionRefused: as for ``decide``; or somebody else holds it (``claimed``). Nothing was written.
+        TypeError: ``user`` is no user.
     """
+    check_user("claim_gate(user=...)", user)
     with _open_gate(run_id, name, wait) as gate:
         check_asked(gate, user)
         check_unanswered(gate, user)
@@ -58,6 +61,7 @@ def release_gate(run_id: str, name: str, *, user: Any, wait: Wait | int | None =
         RunNotFound: no run has that id.
         DecisionRefused: ``not-claimed``: nobody holds it, or somebody else than ``user``; or as for ``decide``.
     """
+    check_user("release_gate(user=...)", user)
     with _open_gate(run_id, name, wait) as gate:
         if gate.claimed_by_id is None:
             raise DecisionRefused(_('Nobody has claimed "%(gate)s".') % {"gate": gate.title}, "not-claimed")
@@ -89,7 +93,10 @@ def delegate_gate(
         RunNotFound: no run has that id.
         DecisionRefused: as for ``decide``, about ``user`` or ``to``; or somebody else holds it (``claimed``).
         PayloadError: the note cannot be stored.
+        TypeError: ``user`` or ``to`` is no user.
     """
+    check_user("delegate_gate(user=...)", user)
+    check_user("delegate_gate(to=...)", to)
     note = (note or "").strip()
     payloads.dumps(note)
     with _open_gate(run_id, name, wait) as gate:
@@ -134,7 +141,7 @@ def _check_receiver(gate: Wait, to: Any) -> None:
 
 def _claimed(gate: Wait) -> str:
     words = {"gate": gate.title, "who": gate.claimed_by_name, "when": moment(gate.claimed_at)}
-    return _('"%(gate)s" is claimed by %(who)s, since %(when)s.') % words
+    return one_stop(_('"%(gate)s" is claimed by %(who)s, since %(when)s.') % words)
 
 
 def _hand(gate: Wait, user: Any) -> None:

@@ -15,6 +15,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 
 from . import conf, decisions
+from .audience import check_user
 from .models import Wait
 from .recipients import people
 
@@ -36,7 +37,9 @@ def approval_link(gate: Wait, user: Any, *, request: HttpRequest | None = None) 
 
     Raises:
         ValueError: the user has no account: an anonymous one, say.
+        TypeError: it is no user at all.
     """
+    check_user("approval_link(user)", user)
     if user.pk is None:
         raise ValueError(f"A link is for a user with an account, not for {user!r}.")
     token = signing.dumps([gate.pk, decisions.token(gate), str(user.pk)], salt=SALT)

@@ -19,7 +19,7 @@ from django.views.decorators.clickjacking import xframe_options_deny
 from django.views.decorators.csrf import csrf_protect
 
 from . import clock, decisions, values
-from .models import Wait
+from .models import Decision, Wait
 from .querysets import WaitQuerySet
 from .statuses import OPEN_TO_SIGNALS
 
@@ -47,7 +47,7 @@ def private(view: View) -> View:
 
 def with_runs(gates: WaitQuerySet) -> WaitQuerySet:
     """Return gates with what the pages tell of their runs and decisions, and without the runs' payloads."""
-    return gates.select_related("execution").defer(*PAYLOADS).prefetch_related("decisions")
+    return gates.select_related("execution", "signal").defer(*PAYLOADS).prefetch_related("decisions")
 
 
 def paginated(request: HttpRequest, rows: QuerySet) -> Page:
@@ -81,4 +81,8 @@ class Told(NamedTuple):
     def answers(self) -> list[tuple[str, SafeString]]:
         """What was filled in by those who have decided: their name, and the data as HTML."""
         made = sorted(self.gate.decisions.all(), key=lambda decision: (decision.decided_at, decision.pk))
-        return [(one.user_name, values.shown(one.data)) for one in made if one.data is not None]
+        return [(one.user_name, self.filled(one)) for one in made if one.data is not None]
+
+    def filled(self, made: Decision) -> SafeString:
+        """Return what was filled in with one decision, as HTML."""
+        return values.filled(made.data, decisions.form_for(self.gate))

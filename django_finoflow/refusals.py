@@ -38,7 +38,7 @@ def locked_gate(run_id: str, name: str, wait: Wait | int | None) -> Wait:
         raise RunNotFound(f"There is no run {run_id!r}.")
     named = Wait.objects.filter(execution=run, name=name)
     if wait is not None:
-        found = list(named.filter(pk=wait.pk if isinstance(wait, Wait) else wait))
+        found = list(named.filter(pk=wait.pk if isinstance(wait, Wait) else wait)) or _of_another(run, name, wait)
     else:
         found = list(named.gates().open()) or list(named.gates().order_by("-index")[:1])
     if not found or not found[0].is_gate:
@@ -47,6 +47,16 @@ def locked_gate(run_id: str, name: str, wait: Wait | int | None) -> Wait:
         raise DecisionRefused(f'Run {run.run_id} has several open gates "{name}": say which by wait=.', "ambiguous")
     found[0].execution = run
     return found[0]
+
+
+def _of_another(run: Execution, name: str, wait: Wait | int) -> list[Wait]:
+    """Refuse a wait that exists, but is not one of this run's gates of that name."""
+    other = Wait.objects.filter(pk=wait.pk if isinstance(wait, Wait) else wait).select_related("execution").first()
+    if other is not None:
+        theirs = f'"{other.name}" of run {other.execution.run_id}'
+        text = f'wait={other.pk} is that of another gate, {theirs}, and not of "{name}" of run {run.run_id}.'
+        raise DecisionRefused(text, "not-a-gate")
+    return []
 
 
 def token(gate: Wait) -> str:
@@ -117,7 +127,7 @@ def check_asked(gate: Wait, user: Any, membership: Collection[str] | None = None
     approval, run = gate.approval or {}, gate.execution
     if approval.get("exclude_requester") and run.requester_id is not None and run.requester_id == user.pk:
         raise DecisionRefused(
-            _('"%(gate)s" must be decided by somebody else than the one who asked for it.') % {"gate": gate.title},
+            _("You asked for this, so somebody else must decide."),
             "excluded",
         )
     if approval.get("exclude_deciders_of") and (other := _decided_before(gate, user, approval["exclude_deciders_of"])):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from django.utils import formats, timezone
+from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -13,6 +15,8 @@ from .audience import Audience
 from .models import Decision, GateEvent, Wait
 from .standing import can_cancel
 from .statuses import OPEN_TO_SIGNALS, GateEventKind, Outcome
+
+LONGEST_REASON = 300  # characters told of what a signal from code gives as its reason
 
 
 class Entry(NamedTuple):
@@ -60,6 +64,40 @@ def resolves(gate: Wait, decision: Decision) -> bool:
     return given >= needed
 
 
+def own_answer(gate: Wait, user: Any) -> str:
+    """Return what to tell ``user`` who has answered a gate: that it counts, and what came of it. Others: nothing."""
+    made = _made_by(user, gate)
+    if made is None:
+        return ""
+    if vote := own_vote(gate, user):
+        return vote
+    if made.override:
+        said = _("You approved it against its rules.") if made.approved else _("You rejected it against its rules.")
+    else:
+        said = _("You approved it.") if made.approved else _("You rejected it.")
+    if resolving(gate) == made:
+        return f"{said} {one_stop(_('It was recorded on %s.') % moment(made.decided_at))}"
+    return f"{said} {story(gate)}"
+
+
+def own_vote(gate: Wait, user: Any) -> str:
+    """Return what to tell ``user`` who has approved an open gate that more must approve; otherwise nothing."""
+    given, needed = votes(gate)
+    is_open = gate.is_open and gate.execution.status in OPEN_TO_SIGNALS
+    if not is_open or given >= needed or _made_by(user, gate) is None:
+        return ""
+    text = ngettext(
+        "Your approval is recorded: %(given)d of %(needed)d; one more is needed.",
+        "Your approval is recorded: %(given)d of %(needed)d; %(more)d more are needed.",
+        needed - given,
+    )
+    return text % {"given": given, "needed": needed, "more": needed - given}
+
+
+def _made_by(user: Any, gate: Wait) -> Decision | None:
+    return next((one for one in gate.decisions.all() if one.user_id is not None and one.user_id == user.pk), None)
+
+
 def candidates_text(gate: Wait) -> str:
     """Return who may decide a gate, in words, exclusions included."""
     audience = Audience.loads(gate.audience)
@@ -91,14 +129,28 @@ def _story(gate: Wait) -> str:
     if (decision := resolving(gate)) is not None:
         return _decided(decision) % {"who": decision.user_name, "when": moment(decision.decided_at)}
     if gate.outcome == Outcome.SIGNALLED:
-        return _("A signal from code answered it on %(when)s.") % {"when": moment(gate.closed_at)}
+        return _waived(gate)
     if gate.outcome == Outcome.TIMED_OUT:
         return _("Its deadline passed on %(when)s.") % {"when": moment(gate.due_at)}
     if gate.outcome == Outcome.CANCELLED:
         return _withdrawn(gate, gate.execution)
     if gate.execution.status not in OPEN_TO_SIGNALS:
         return _("Its run is %(status)s and takes no decision.") % {"status": gate.execution.get_status_display()}
+    given, needed = votes(gate)
+    if needed > 1:
+        return _("It is open: %(given)d of %(needed)d approvals.") % {"given": given, "needed": needed}
     return _("It is open.")
+
+
+def _waived(gate: Wait) -> str:
+    """Return that code has answered it, and why, where its payload says so."""
+    payload = getattr(getattr(gate, "signal", None), "payload", None)
+    reason = payload.get("reason") if isinstance(payload, Mapping) else None
+    told = Truncator(reason.strip()).chars(LONGEST_REASON) if isinstance(reason, str) else ""
+    words = {"when": moment(gate.closed_at), "reason": told}
+    if not told:
+        return _("A signal from code answered it on %(when)s.") % words
+    return _("A signal from code answered it: %(reason)s (%(when)s)") % words
 
 
 def _withdrawn(gate: Wait, run: Any) -> str:
@@ -188,5 +240,7 @@ def _exceptions(gate: Wait) -> list[str]:
         said.append(_("but not %s, who asked for it") % gate.execution.requester_name)
     if others := approval.get("exclude_deciders_of"):
         names = ", ".join(f"“{name}”" for name in others)
-        said.append(ngettext("not who decided %s", "not who decided one of %s", len(others)) % names)
+        first = _("nor whoever decided %s") if said else _("but not whoever decided %s")
+        several = _("nor whoever decided one of %s") if said else _("but not whoever decided one of %s")
+        said.append((first if len(others) == 1 else several) % names)
     return said

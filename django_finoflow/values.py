@@ -7,16 +7,20 @@ JSON. The admin and the pages for people without it show the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from django.utils.formats import date_format, localize
+from django.forms import BaseForm, ChoiceField, Field
+from django.forms.utils import pretty_name
+from django.utils.formats import localize
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.timezone import is_naive, localtime
 from django.utils.translation import gettext as _
+
+from . import telling
 
 NOTHING = "–"
 LONG = 240  # characters shown before the rest has to be unfolded
@@ -34,16 +38,27 @@ def shown(value: Any, depth: int = 0) -> SafeString:
     if isinstance(value, bytes) or depth >= DEEP:
         return payload(value)
     if isinstance(value, Mapping):
-        pairs = ((str(label), shown(part, depth + 1)) for label, part in value.items())
-        return format_html(
-            '<dl class="finoflow-pairs">{}</dl>', format_html_join("", "<div><dt>{}</dt><dd>{}</dd></div>", pairs)
-        )
+        return _listed((str(label), shown(part, depth + 1)) for label, part in value.items())
     if isinstance(value, SEVERAL):
         parts = ((shown(part, depth + 1),) for part in value)
         return format_html('<ul class="finoflow-list">{}</ul>', format_html_join("", "<li>{}</li>", parts))
     if isinstance(value, datetime) and not is_naive(value):
         value = localtime(value)
     return shortened(str(localize(value)), "finoflow-text")
+
+
+def filled(data: Any, form: type[BaseForm] | None) -> SafeString:
+    """Return the data of an answer as HTML for people, in the words of the form that was filled in, where it is known.
+
+    Args:
+        data: what was stored with the decision.
+        form: the gate's form, as ``decisions.form_for`` gives it.
+    """
+    if form is None or not isinstance(data, Mapping):
+        return shown(data)
+    fields = form(data=None, prefix="answer").fields
+    told = ((name, part, fields.get(name)) for name, part in data.items())
+    return _listed((_label(name, field), shown(_chosen(part, field))) for name, part, field in told)
 
 
 def payload(value: Any) -> SafeString:
@@ -61,8 +76,8 @@ def text(value: Any) -> str:
 
 
 def moment(when: datetime | None) -> str:
-    """Return a moment as a short text in the time zone of whoever looks."""
-    return date_format(localtime(when), "SHORT_DATETIME_FORMAT") if when else NOTHING
+    """Return a moment as people here write it, in the time zone of whoever looks; as all our sentences do."""
+    return telling.moment(when) if when else NOTHING
 
 
 def error(recorded: Mapping[str, Any] | None) -> SafeString:
@@ -91,6 +106,28 @@ def folded(summary: str, words: str, css: str = "finoflow-payload") -> SafeStrin
 def badge(words: Any, tone: str = "") -> SafeString:
     """Return a status as HTML; ``tone`` is ``good``, ``bad``, ``busy`` or empty."""
     return format_html('<span class="finoflow-badge {}">{}</span>', f"finoflow-{tone}" if tone else "", words)
+
+
+def _listed(pairs: Iterable[tuple[str, SafeString]]) -> SafeString:
+    told = format_html_join("", "<div><dt>{}</dt><dd>{}</dd></div>", pairs)
+    return format_html('<dl class="finoflow-pairs">{}</dl>', told)
+
+
+def _label(name: Any, field: Field | None) -> str:
+    return str(name) if field is None else str(field.label or pretty_name(str(name)))
+
+
+def _chosen(value: Any, field: Field | None) -> Any:
+    """Return what the choices of a field call a value, or each of several; another value as it is."""
+    if not isinstance(field, ChoiceField) or hasattr(field, "queryset"):
+        return value
+    told: dict[str, Any] = {}
+    choices: Any = field.choices
+    for key, text in choices:
+        told |= {str(k): t for k, t in text} if isinstance(text, list | tuple) else {str(key): text}
+    if isinstance(value, SEVERAL):
+        return [told.get(str(one), one) for one in value]
+    return told.get(str(value), value)
 
 
 def _plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBadRequest, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods, require_safe
 
 from . import api, decisions
@@ -26,6 +27,12 @@ from .pages import PAYLOADS, Told, paginated, private, with_runs
 
 ANSWERS = {"approve": True, "reject": False}
 SESSION_KEY = "finoflow_links"
+SAID = "finoflow_said"
+HANDLED = {
+    "claim": gettext_lazy("You have claimed it."),
+    "release": gettext_lazy("You have released it."),
+    "delegate": gettext_lazy("You have handed it over to %(to)s."),
+}
 MOST_LINKS = 10  # kept in one session: more would not fit into a signed cookie
 
 
@@ -46,9 +53,9 @@ def decided(request: HttpRequest) -> HttpResponse:
     """Show what the user decided, the last first, and what became of it."""
     user: Any = request.user
     mine = Decision.objects.filter(user=user).order_by("-decided_at", "-pk")
-    mine = mine.select_related("wait__execution").defer(*(f"wait__{name}" for name in PAYLOADS))
+    mine = mine.select_related("wait__execution", "wait__signal").defer(*(f"wait__{name}" for name in PAYLOADS))
     page = paginated(request, mine.prefetch_related("wait__decisions"))
-    rows = [(made, Told.of(made.wait)) for made in page]
+    rows = [(made, told, told.filled(made)) for made in page if (told := Told.of(made.wait))]
     return render(request, "finoflow/decided.html", {"here": "decided", "page": page, "rows": rows})
 
 
@@ -118,9 +125,20 @@ def _handle(request: HttpRequest, gate: Wait, verb: str) -> HttpResponse:
             form = DelegateForm(gate, request.user, request.POST)
             if not form.delegate():
                 return _show(request, gate, delegating=form)
+            which["to"] = form.cleaned_data["to"]
     except DecisionRefused as refusal:
         return _refused(request, gate.pk, refusal)
+    request.session[SAID] = [gate.pk, str(HANDLED[verb] % {"to": which.get("to", "")})]
     return redirect("finoflow:gate", pk=gate.pk)
+
+
+def _said(request: HttpRequest, gate: Wait) -> str:
+    """Return the confirmation that is to be shown with a gate, once. No project needs Django's messages for it."""
+    pk, text = request.session.get(SAID) or (None, "")
+    if pk != gate.pk or request.method == "POST":
+        return ""
+    del request.session[SAID]
+    return str(text)
 
 
 def _show(
@@ -140,6 +158,8 @@ def _show(
     context = {
         "told": told,
         "notice": notice,
+        "said": _said(request, gate),
+        "answered": decisions.own_answer(gate, user),
         "refusal": "" if refusal is None or str(refusal) == notice else str(refusal),
         "form": form or DecisionForm(gate, user),
         "may_decide": refusal is None or (refusal.code in NOT_YOURS and overrides),
@@ -198,7 +218,8 @@ def _by_link(request: HttpRequest, gate: Wait, ticket: Ticket, user: Any) -> Htt
     if refusal is not None and refusal.code in NOT_YOURS:
         return _no_way(request, "not-yours")
     if refusal is not None:
-        return render(request, "finoflow/link_over.html", {"told": Told.of(gate), "refusal": refusal, "person": user})
+        over = decisions.own_answer(gate, user) or str(refusal)
+        return render(request, "finoflow/link_over.html", {"told": Told.of(gate), "over": over})
     if decisions.token(gate) != ticket.seen:
         return _no_way(request, "changed", gate=gate)
     approved = ANSWERS.get(request.POST.get("do", "")) if request.method == "POST" else None

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.test import Client
+from django.utils import timezone
+from django.utils.html import strip_tags
 
-from django_finoflow import api
+from django_finoflow import api, claim_gate
 from django_finoflow.models import Decision, Wait
 from tests.admin_site import (
     GATES,
+    RUNS,
     ask,
     ask_budget,
     browser_of,
@@ -62,6 +66,41 @@ def test_the_page_shows_the_gates_own_form_and_its_cleaned_data_is_kept(manager:
     assert answer(client, gate, **{"answer-centre": "it-7", "answer-urgent": "on"}).redirect_chain
     assert Decision.objects.get().data == {"centre": "IT-7", "urgent": True}
     assert "IT-7" in client.get(detail(gate)).content.decode()
+
+
+def test_what_was_filled_in_is_told_by_labels_at_the_gate_and_its_run(manager: User) -> None:
+    gate = ask_budget()
+    answer(browser_of(manager), gate, **{"answer-centre": "<i>it</i>"})
+    client = browser_of(person("viewer", "view_wait", "view_execution"))
+    pages = [client.get(detail(gate)), client.get(f"{RUNS}{gate.execution_id}/change/")]
+    for text in [page.content.decode().partition("<thead>")[2] for page in pages]:
+        decisions = text.rpartition("Reason</th>")[2]
+        assert "<dt>Cost centre</dt>" in decisions
+        assert "<dt>Urgent</dt>" in decisions
+        assert "&lt;I&gt;IT" in decisions
+        assert "<I>IT" not in decisions
+
+
+def test_a_vote_of_several_is_told_as_recorded_with_how_many_are_needed(manager: User) -> None:
+    client = browser_of(manager)
+    [text] = told(answer(client, ask(approval={"title": "Pay?", "quorum": 2})))
+    assert text == "You approved “Pay?”. Your approval is recorded: 1 of 2; one more is needed."
+    [text] = told(answer(client, ask(approval={"title": "Pay?"})))
+    assert text == "You approved “Pay?”."
+
+
+def test_dates_of_a_page_of_the_admin_are_all_of_the_hosts_one_format(manager: User, settings: Any) -> None:
+    settings.USE_THOUSAND_SEPARATOR = False  # with it, Django forgets the formats that it remembers
+    settings.FORMAT_MODULE_PATH = "tests.formats"
+    gate = ask(timeout="5d")
+    claim_gate(run_of(gate).run_id, "approval", user=manager, wait=gate)
+    client = browser_of(person("viewer", "view_wait", "view_execution", "decide_wait"))
+    year, run = timezone.now().year, f"{RUNS}{gate.execution_id}/change/"
+    axis = r'<div class="finoflow-axis".*?</div>'  # a scale of days: no moments
+    for url in (detail(gate), run, button("approve", gate), f"{GATES}overview/", GATES, RUNS):
+        text = strip_tags(re.sub(axis, "", client.get(url).content.decode(), flags=re.S))
+        assert f"DATED {year}" in text
+        assert re.findall(rf"(?<!DATED )\b(?:{year}|{year + 1})\b|SHORT", text) == []
 
 
 @pytest.mark.parametrize(("value", "error"), [("", "This field is required."), ("closed", "That one is closed.")])

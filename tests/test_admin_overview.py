@@ -113,7 +113,7 @@ def test_it_says_which_runs_are_due_and_not_taken_and_whether_they_are_known_her
     page = everything.get(OVERVIEW)
     rows = [(row["workflow_id"], row["queue"], row["count"], row["is_known"]) for row in page.context["not_taken"]]
     assert rows == [("of-another-project", "theirs", 1, False), ("paperwork", "default", 1, True)]
-    assert tiles(page)["are due and not taken"] == 2
+    assert tiles(page)["due, but not taken by a worker"] == 2
 
 
 def test_a_gate_whose_run_is_stuck_waits_for_nobody(everything: Client) -> None:
@@ -162,7 +162,7 @@ def test_a_decider_sees_of_the_overview_their_own_gates_and_nothing_of_runs(mana
 def test_who_may_see_runs_only_sees_of_the_overview_no_gate(manager: User) -> None:
     ask(approval={"title": "Secret question?"})
     page = browser_of(person("operator", "view_execution")).get(OVERVIEW)
-    assert set(tiles(page)) == {"runs are stuck", "are due and not taken", "have a silent worker"}
+    assert set(tiles(page)) == {"runs are stuck", "due, but not taken by a worker", "held by a worker that is silent"}
     assert "Secret question?" not in page.content.decode()
 
 

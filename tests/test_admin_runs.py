@@ -80,7 +80,7 @@ def test_the_list_tells_status_age_what_a_run_waits_for_and_who_asked(viewer: Cl
     ask(requester=person("ann"), key="k-1", timeout=datetime(2099, 1, 2, 12, tzinfo=UTC))
     paperwork.run({"sleep": datetime(2099, 3, 4, 12, tzinfo=UTC)})
     page = viewer.get(RUNS).content.decode()
-    for text in ("waiting", "k-1", "ann", "minutes", "gate approval until 01/02/2099", "timer nap until 03/04/2099"):
+    for text in ("waiting", "k-1", "ann", "minutes", "gate approval until Jan. 2, 2099", "nap until March 4, 2099"):
         assert text in page
 
 

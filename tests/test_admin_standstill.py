@@ -49,7 +49,7 @@ def test_a_gate_is_told_with_whom_it_waits_for_and_since_when(viewer: Client) ->
     Wait.objects.update(opened_at=timezone.now() - timedelta(days=3, hours=2))
     text = said(viewer, run_of(gate))
     assert text.startswith("What it is doing")
-    for part in ("3 days, 2 hours", "“Pay the plumber?”", "members of board or kim", "Its deadline is 03/04/2099"):
+    for part in ("3 days, 2 hours", "“Pay the plumber?”", "members of board or kim", "Its deadline is March 4, 2099"):
         assert part in text
     assert ".." not in text
 
@@ -64,7 +64,7 @@ def test_a_gate_is_linked_for_those_only_who_may_see_it(viewer: Client) -> None:
 
 def test_a_timer_a_signal_and_a_child_are_told_apart(viewer: Client, make: Workshop) -> None:
     sleeping = Execution.objects.get(run_id=paperwork.run({"sleep": SOME_DAY}).run_id)
-    assert "It sleeps (“nap”) until 03/04/2099" in said(viewer, sleeping)
+    assert "It sleeps (“nap”) until March 4, 2099" in said(viewer, sleeping)
 
     @make
     def listening(ctx: Any, input: Any) -> Any:
@@ -83,14 +83,14 @@ def test_a_retry_is_told_with_when_it_is_due(viewer: Client, make: Workshop) -> 
 
     run = Execution.objects.get(run_id=flaky.run().run_id)
     run.steps.update(due_at=SOME_DAY)
-    assert "Attempt 1 at “call the bank” failed; the next is due at 03/04/2099" in said(viewer, run)
+    assert "Attempt 1 at “call the bank” failed; the next is due at March 4, 2099" in said(viewer, run)
 
 
 def test_a_run_that_a_worker_drives_is_told_with_its_lease(viewer: Client) -> None:
     run = changed(api.start(paperwork, {}), due_at=None, lease_owner="worker-7", lease_until=SOME_DAY)
     text = said(viewer, run)
     assert "A worker (worker-7) is driving it" in text
-    assert "until 03/04/2099" in text
+    assert "until March 4, 2099" in text
 
 
 def test_a_silent_worker_is_told_and_what_to_ask(viewer: Client) -> None:
@@ -165,7 +165,7 @@ def test_a_run_that_is_over_and_well_says_nothing(status: str, viewer: Client) -
 
 
 def test_a_run_that_is_to_begin_later_says_when(viewer: Client) -> None:
-    assert "It begins, or goes on, at 03/04/2099" in said(viewer, api.start(paperwork, {}, at=SOME_DAY))
+    assert "It begins, or goes on, at March 4, 2099" in said(viewer, api.start(paperwork, {}, at=SOME_DAY))
 
 
 def test_a_run_that_is_undone_and_waits_for_its_childs_undoing_says_so(viewer: Client) -> None:

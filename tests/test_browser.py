@@ -46,7 +46,6 @@ class Desk:
         self.complaints: list[str] = []
         self.page = chromium.new_context(base_url=server).new_page()
         self.page.set_default_timeout(PATIENCE)
-        self.page.route("**/favicon.ico", lambda route: route.fulfill(status=204))  # the host's to have, or not
         self.page.on("console", lambda message: self._complain(message.type, message.text))
         self.page.on("pageerror", lambda error: self._complain("error", str(error)))
         self.page.on("request", lambda request: self._check(request.url))

@@ -10,7 +10,7 @@ import pytest
 from django.core.checks import Error, Warning
 from django.db import connection
 
-from django_finoflow import checks
+from django_finoflow import Approval, Candidates, Workflow, checks, registry, workflow
 
 BOTH = {"transaction_mode": "IMMEDIATE", "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"}
 sqlite_only = pytest.mark.only_sqlite(reason="the checks look at SQLite's settings")
@@ -107,6 +107,72 @@ def test_admin_actions_before_the_admin_is_warned_of(settings: Any) -> None:
     assert "behind" in messages[0].hint
     settings.INSTALLED_APPS = apps
     assert checks.check_app_order(None) == []
+
+
+@pytest.fixture
+def declared() -> Any:
+    """Declare a gate, of a function workflow and of a builder's, and return what the checks say of each."""
+
+    def declare(**approval: Any) -> list[str]:
+        @workflow(id="checked", gates={"pay": Approval(**approval)})
+        def checked(ctx: Any, input: Any) -> None:
+            """Not run."""
+
+        Workflow("checked-builder").wait_for("pay", approval=Approval(**approval))
+        try:
+            messages = checks.check_gates(None)
+        finally:
+            registry.unregister("checked")
+            registry.unregister("checked-builder")
+        ours = [message for message in messages if 'workflow "checked' in message.msg]
+        assert {message.id for message in ours} <= {"finoflow.W005"}
+        assert len([message for message in ours if '"checked"' in message.msg]) * 2 == len(ours)
+        return [message.msg.partition('gate "pay" ')[2] for message in ours]
+
+    return declare
+
+
+@pytest.mark.parametrize("permission", ["auth.change_user", "finoflow.decide_wait", "finoflow.override_gate", None])
+def test_a_permission_that_a_model_has_is_not_warned_of(permission: str | None, declared: Any) -> None:
+    assert declared(permission=permission) == []
+
+
+@pytest.mark.parametrize("permission", ["auth.approve_user", "nowhere.change_user", "finoflow.change_users"])
+def test_a_gates_permission_that_no_model_has_is_warned_of(permission: str, declared: Any) -> None:
+    for problem in (
+        *declared(permission=permission),
+        *declared(escalate=("1h", Candidates(permission=permission))),
+    ):
+        assert problem.startswith(f'asks for the permission "{permission}", which no model')
+    assert len(declared(permission=permission)) == 2
+
+
+@pytest.mark.parametrize(
+    ("approval", "warned"),
+    [
+        ({"users": ["a", "b"], "quorum": 3}, True),
+        ({"users": ["a", "a"], "quorum": 2}, True),
+        ({"users": ["a"], "quorum": 2, "escalate": ("1h", Candidates(users=["a"]))}, True),
+        ({"users": ["a"], "quorum": 2, "escalate": ("1h", Candidates(users=["b"]))}, False),
+        ({"users": ["a"], "quorum": 2, "escalate": ("1h", Candidates(groups=["g"]))}, False),
+        ({"users": ["a", "b"], "quorum": 2}, False),
+        ({"users": ["a"], "groups": ["g"], "quorum": 2}, False),
+        ({"users": lambda ctx: ["a"], "quorum": 2}, False),
+        ({"users": ["a"], "quorum": lambda ctx: 2}, False),
+        ({"quorum": 9}, False),
+    ],
+)
+def test_a_quorum_above_the_number_of_those_who_are_named_is_warned_of(
+    approval: dict[str, Any], warned: bool, declared: Any
+) -> None:
+    assert [text.startswith(f"asks for {approval['quorum']} approvals") for text in declared(**approval)] == (
+        [True, True] if warned else []
+    )
+
+
+def test_the_checks_of_gates_ask_no_database(django_assert_num_queries: Any, declared: Any, db: None) -> None:
+    with django_assert_num_queries(0):
+        declared(permission="auth.change_user", users=["a"], quorum=2)
 
 
 def test_djangos_own_command_runs_the_checks(settings: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
@@ -9,6 +10,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import AnonymousUser, Group, Permission
 from django.db import transaction
+from django.utils.translation import gettext_lazy
 from freezegun import freeze_time
 
 from django_finoflow import (
@@ -20,11 +22,16 @@ from django_finoflow import (
     RunNotFound,
     SignalTimeout,
     WorkflowError,
+    approval_link,
     cancel,
+    claim_gate,
     decide,
+    delegate_gate,
+    release_gate,
     signal,
 )
 from django_finoflow.models import Decision, Execution, Signal, Wait
+from tests.gates import gate_of, refused
 from tests.making import rolled_back, row
 
 pytestmark = pytest.mark.django_db
@@ -195,6 +202,39 @@ def test_a1_a_gate_of_another_run_is_refused(gate, boss):
     assert refusal(one, "pay", user=boss, approved=True, wait=other) == "not-a-gate"
     assert refusal(one, "pay", user=boss, approved=True, wait=other.pk) == "not-a-gate"
     assert decide(two, "pay", user=boss, approved=True, wait=other.pk).wait == other
+
+
+def test_a1_a_wait_that_is_another_gates_is_refused_and_the_text_says_whose(gate, boss):
+    (_, run_id), (_, other) = gate(), gate()
+    theirs = gate_of(other)
+    for wait in (theirs, theirs.pk):
+        refusal = refused(decide, run_id, "pay", user=boss, approved=True, wait=wait)
+        assert refusal.code == "not-a-gate"
+        assert f'that of another gate, "pay" of run {other}' in str(refusal)
+    assert "another gate" not in str(refused(decide, run_id, "pay", user=boss, approved=True, wait=theirs.pk + 99))
+
+
+@pytest.mark.parametrize("user", [None, "boss", 5], ids=repr)
+def test_a1_who_is_no_user_object_is_a_type_error_that_names_the_argument(gate, boss, user):
+    _, run_id = gate()
+    for act, named in (
+        (lambda: decide(run_id, "pay", user=user, approved=True), "decide(user=...)"),
+        (lambda: claim_gate(run_id, "pay", user=user), "claim_gate(user=...)"),
+        (lambda: release_gate(run_id, "pay", user=user), "release_gate(user=...)"),
+        (lambda: delegate_gate(run_id, "pay", user=user, to=boss), "delegate_gate(user=...)"),
+        (lambda: delegate_gate(run_id, "pay", user=boss, to=user), "delegate_gate(to=...)"),
+        (lambda: approval_link(gate_of(run_id), user), "approval_link(user)"),
+    ):
+        with pytest.raises(TypeError, match=re.escape(f"{named} is a user object, such as request.user")):
+            act()
+    assert not Decision.objects.exists()
+
+
+@pytest.mark.parametrize("title", [5, ["Pay?"], b"Pay?"], ids=repr)
+def test_a_title_is_a_text_or_a_callable(title):
+    with pytest.raises(DefinitionError, match="title"):
+        Approval(title=title)
+    assert Approval(title=gettext_lazy("Pay?")).title == "Pay?"
 
 
 def test_a1_an_unknown_run_is_not_found(boss):
@@ -463,6 +503,22 @@ def test_a3_a_gate_answered_by_code_says_so(gate, boss):
     code, text = said(run_id, boss)
     assert code == "not-open"
     assert "signal from code" in text
+
+
+@pytest.mark.parametrize("reason", ["Below the limit.", "<b>waived</b>", "x" * 1000])
+def test_a3_a_gate_that_code_waived_tells_the_reason_that_the_signal_carries(gate, boss, reason):
+    _, run_id = gate()
+    signal(run_id, "pay", {"approved": True, "reason": f" {reason} "})
+    assert f"A signal from code answered it: {reason[:200]}" in said(run_id, boss)[1]
+    assert len(said(run_id, boss)[1]) < 500
+
+
+@pytest.mark.parametrize("payload", [{"reason": ""}, {"reason": 5}, {"reason": None}, ["reason"], None])
+def test_a3_a_signal_without_a_reason_is_told_without_one(gate, boss, payload):
+    flow, run_id = gate()
+    signal(run_id, "pay", payload)
+    flow.resume(run_id)
+    assert "A signal from code answered it on" in said(run_id, boss)[1]
 
 
 def test_a3_a_deadline_that_has_passed_is_final_for_people_even_while_the_run_still_waits(gate, boss):

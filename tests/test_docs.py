@@ -66,7 +66,7 @@ BLOCK = re.compile(
 #: Of the public names, those of exceptions: most have no signature of their own.
 ERRORS = {name for name in django_finoflow.__all__ if name in vars(exceptions)}
 #: The pages that tell of system checks.
-CHECKS = ("worker.md", "settings.md", "builder.md")
+CHECKS = ("worker.md", "settings.md", "builder.md", "approvals.md")
 #: Names of the context that are the engine's, or the builder's.
 INTERNAL = {"leftover", "perform", "play", "perform_together", "results", "signals"}
 

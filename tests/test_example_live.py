@@ -305,7 +305,6 @@ def page(site: Site) -> Iterator[Any]:
         context.add_cookies([{"name": "sessionid", "value": site.cookies["sofia"], "url": url}])
         page = context.new_page()
         page.set_default_timeout(30_000)
-        page.route("**/favicon.ico", lambda route: route.fulfill(status=204))
         page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: None if request.url.startswith(url) else complaints.append(request.url))

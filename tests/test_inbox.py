@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.contrib.staticfiles import finders
 from django.template import Context, RequestContext, Template
 from django.test import Client, RequestFactory
 from django.utils import timezone
@@ -87,7 +88,7 @@ def test_what_i_decided_is_listed_with_what_became_of_it(desk: Client) -> None:
     answer(desk, second, "reject", reason="Too dear.")
     text = text_of(desk.get(DECIDED))
     assert text.index("Second?") < text.index("First?")
-    for told in ("rejected", "Too dear.", "manager rejected it on", "It is open."):
+    for told in ("rejected", "Too dear.", "manager rejected it on", "It is open: 1 of 2 approvals."):
         assert told in text
     other = browser_of(member("other", "decide_wait"))
     assert "You have decided nothing yet." in text_of(other.get(DECIDED))
@@ -141,7 +142,9 @@ def test_a_decided_gates_page_tells_who_decided_and_has_no_form(desk: Client) ->
     page = answer(desk, gate)
     assert page.redirect_chain == [(at(gate), 302)]
     text = text_of(page)
-    assert "manager approved it on" in text
+    assert text.count("You approved it.") == 1
+    assert "takes no answer" not in text
+    assert "manager approved it on" in text_of(page_of(browser_of(member("viewer", "view_wait")), gate))
     assert "<form" not in text
 
 
@@ -235,7 +238,89 @@ def test_fields_of_the_gates_form_keep_all_their_values_and_lose_our_prefix() ->
     assert dict(unprefixed(sent).lists()) == {"a": ["1", "2"], "answer-b": ["3"]}
 
 
+def test_what_was_filled_in_is_told_in_the_words_of_the_form_and_raw_where_it_is_not_known(desk: Client) -> None:
+    gate = ask_formally()
+    answer(desk, gate, **{"answer-amount": "80", "answer-accounts": ["a", "c"], "answer-reason": "<b>bold</b>"})
+    for text in (text_of(page_of(desk, gate)), text_of(desk.get(DECIDED))):
+        for told in ("<dt>Amount</dt>", '<li><span class="finoflow-text">Travel</span></li>', "Office"):
+            assert told in text
+        assert "<dt>Reason for the books</dt>" in text
+        assert "&lt;b&gt;bold" in text
+        assert "<b>bold" not in text
+        assert "<dt>amount</dt>" not in text
+    Execution.objects.update(version=99)
+    text = text_of(page_of(desk, gate))
+    assert "<dt>amount</dt>" in text
+    assert "<b>bold" not in text
+
+
+def test_the_help_of_the_reason_is_for_both_buttons_whichever_was_pressed_last(desk: Client) -> None:
+    gate = ask()
+    assert "Needed to reject." in text_of(page_of(desk, gate))
+    for how in ("reject", "approve"):
+        page = desk.post(at(gate), {"do": how, "reason": "x" * 5000, "seen": seen(page_of(desk, gate))})
+        assert "Needed to reject." in text_of(page)
+    assert "Needed to reject." in text_of(answer(desk, gate, "reject", reason=" "))
+
+
+def test_a_vote_of_several_is_told_as_recorded_and_how_many_more_are_needed(desk: Client) -> None:
+    text = text_of(answer(desk, ask(approval={"quorum": 2})))
+    assert "Your approval is recorded: 1 of 2; one more is needed." in text
+    assert "already" not in text
+    assert "Your approval is recorded: 1 of 3; 2 more are needed." in text_of(answer(desk, ask(approval={"quorum": 3})))
+
+
+def test_a_vote_of_a_gate_that_another_has_decided_is_told_with_what_became_of_it(desk: Client) -> None:
+    gate = ask(approval={"quorum": 2})
+    answer(desk, gate)
+    answer(browser_of(member("second", "decide_wait")), gate, "reject", reason="No.")
+    assert "You approved it. second rejected it on" in text_of(page_of(desk, gate))
+
+
+@pytest.mark.parametrize("url", [INBOX, DECIDED, "gate"])
+def test_dates_of_a_page_are_all_of_the_hosts_one_format(url: str, desk: Client, settings: Any) -> None:
+    settings.USE_THOUSAND_SEPARATOR = False  # with it, Django forgets the formats that it remembers
+    settings.FORMAT_MODULE_PATH = "tests.formats"
+    gate = ask(approval={"title": "Pay?", "quorum": 2, "show": {"When": timezone.now()}}, timeout="5d")
+    if url != INBOX:
+        answer(desk, gate)
+    other = member("other", "decide_wait")
+    claim_gate(run_of(gate).run_id, "approval", user=other, wait=gate)
+    text = re.sub(r'datetime="[^"]*"', "", text_of(desk.get(at(gate) if url == "gate" else url)))
+    year = timezone.now().year
+    assert f"DATED {year}" in text
+    assert len(re.findall(r"DATED", text)) == len(re.findall(rf"\b(?:{year}|{year + 1})\b", text))
+
+
+def test_a_sentence_that_ends_in_a_moment_has_one_full_stop(desk: Client) -> None:
+    with freeze_time("2030-03-01 16:00:00"):
+        desk.force_login(User.objects.get(username="manager"))
+        gate = ask()
+        claim_gate(run_of(gate).run_id, "approval", user=member("other", "decide_wait"), wait=gate)
+        refusal = text_of(desk.post(at(gate), {"do": "claim"}))
+        answered = text_of(answer(desk, gate))
+    assert "since March 1, 2030, 5 p.m.<" in refusal
+    assert "It was recorded on March 1, 2030, 5 p.m.<" in answered
+    assert "p.m.." not in refusal + answered
+
+
 # ── claim, release, hand over ──
+
+
+def test_claiming_releasing_and_handing_over_are_confirmed_once_without_djangos_messages(
+    desk: Client, settings: Any
+) -> None:
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if "messages" not in app and "admin" not in app]
+    settings.MIDDLEWARE = [one for one in settings.MIDDLEWARE if "messages" not in one]
+    settings.ROOT_URLCONF = "tests.bare_inbox"
+    gate, other = ask(), ask()
+    member("second", "decide_wait")
+    for button, told in (("claim", "You have claimed it."), ("release", "You have released it.")):
+        assert told in text_of(press(desk, gate, button))
+        assert told not in text_of(page_of(desk, gate))
+    assert "You have handed it over to second." in text_of(press(desk, gate, "delegate", to="second"))
+    desk.post(at(gate), {"do": "claim"})  # refused: nothing is confirmed
+    assert "You have" not in text_of(page_of(desk, other))
 
 
 def press(client: Client, gate: Wait, button: str, **data: str) -> Any:
@@ -380,7 +465,8 @@ def test_who_holds_the_permission_may_override_with_a_reason_and_it_is_recorded(
     gate = ask(boss, approval={"exclude_requester": True, "groups": ["directors"], "require_reason": "never"})
     client = browser_of(boss)
     text = text_of(page_of(client, gate))
-    assert 'name="override"' in text
+    assert re.search(r'<input type="checkbox" name="override"[^>]*> <label for="id_override">', text)
+    assert "It decides at once, whatever the quorum and whoever else is asked" in text
     assert "#id_override" in text_of(answer(client, gate))
     assert "#id_reason" in text_of(answer(client, gate, reason="", override="on"))
     assert not Decision.objects.exists()
@@ -389,7 +475,31 @@ def test_who_holds_the_permission_may_override_with_a_reason_and_it_is_recorded(
     assert (made.user, made.override, made.reason) == (boss, True, "Nobody is left.")
 
 
+def test_who_may_decide_otherwise_is_offered_no_override() -> None:
+    boss = member("boss", "override_gate", "decide_wait")
+    gate = ask(approval={"quorum": 2})
+    client = browser_of(boss)
+    assert 'name="override"' not in text_of(page_of(client, gate))
+    assert "1 of 2" in text_of(answer(client, gate, override="on"))
+    assert not Decision.objects.get().override
+
+
 # ── the count, and a host's own base ──
+
+
+def test_our_own_frame_names_an_icon_that_is_served_so_that_no_browser_asks_for_another(desk: Client) -> None:
+    for text in (text_of(desk.get(INBOX)), text_of(page_of(desk, ask()))):
+        [icon] = re.findall(r'<link rel="icon" href="/static/([^"]+)"', text)
+        assert finders.find(icon)
+
+
+def test_our_own_frame_offers_to_log_out_where_the_host_has_an_address_for_it(desk: Client, settings: Any) -> None:
+    assert "Log out" not in text_of(desk.get(INBOX))
+    settings.ROOT_URLCONF = "tests.bare_inbox"
+    text = text_of(desk.get(INBOX))
+    assert '<form method="post" action="/leave/" class="finoflow-log-out">' in text
+    assert "csrfmiddlewaretoken" in text.partition("finoflow-log-out")[2]
+    assert "Log out" not in text_of(Client().get("/accounts/login/"))
 
 
 def rendered(source: str, user: Any) -> str:

@@ -88,7 +88,10 @@ def test_a_links_page_decides_by_its_post_in_the_name_of_its_user(manager: User)
     gate, client = ask(approval=CLOSED), browser_of(manager)
     page = follow(client, approval_link(gate, manager))
     assert not Decision.objects.exists()
-    assert "manager approved it on" in text_of(press(client, gate, page=page))
+    assert "You approved it." in text_of(press(client, gate, page=page))
+    again = text_of(follow(client, approval_link(gate, manager)))
+    assert again.count("You approved it.") == 1
+    assert "takes no answer" not in again
     made = Decision.objects.get()
     assert (made.user, made.approved, made.reason, made.channel) == (manager, True, "Fine.", "link")
 
@@ -97,7 +100,7 @@ def test_a_gate_that_says_so_is_decided_by_link_without_a_login(client: Client, 
     gate = ask(approval=OPEN)
     page = follow(client, approval_link(gate, manager))
     assert "120.00 EUR" in text_of(page)
-    assert "manager approved it on" in text_of(press(client, gate, page=page))
+    assert "You approved it." in text_of(press(client, gate, page=page))
     assert Decision.objects.get().user == manager
     assert "_auth_user_id" not in client.session
     assert client.get("/approvals/").status_code == client.get(at(gate)).status_code == 302
@@ -273,8 +276,8 @@ def test_a_double_click_on_a_links_page_decides_once_and_says_so_twice(client: C
     page = follow(client, approval_link(gate, manager))
     for _ in range(2):
         told = text_of(press(client, gate, page=page))
-        assert "You have answered" in told
-        assert "You approved it on" in told
+        assert "Your approval is recorded: 1 of 2; one more is needed." in told
+        assert "You have answered" not in told
     assert Decision.objects.count() == 1
 
 

@@ -173,7 +173,7 @@ def test_a_purchase_goes_from_its_requester_by_the_managers_form_to_a_quorum_of_
 
     # A manager who has asked for it sees the gate, and may not answer it.
     jonas.page.click(f"li:has-text('{item}') a:has-text('Look at the gate')")
-    jonas.page.wait_for_selector("[role=status]:has-text('by somebody else than the one who asked for it')")
+    jonas.page.wait_for_selector("[role=status]:has-text('You asked for this, so somebody else must decide.')")
     jonas.check()
     assert jonas.page.locator("[value=approve], [value=claim]").count() == 0
     assert forged(jonas).status == 403
@@ -191,17 +191,17 @@ def test_a_purchase_goes_from_its_requester_by_the_managers_form_to_a_quorum_of_
     maria.page.wait_for_selector(".finoflow-errors:has-text('That day is yet to come.')")
     maria.check()
     maria.page.fill("[name=answer-booked_on]", "2026-09-30")
-    approve(maria, "maria approved it on")
+    approve(maria, "You approved it.")
 
     find(sofia, item)
-    approve(sofia, "sofia approved it on")
+    approve(sofia, "You approved it.")
     find(helena, item)
     approve(helena, "1 of 2")
-    assert "You have answered" in helena.page.inner_text("main")
+    assert "Your approval is recorded: 1 of 2; one more is needed." in helena.page.inner_text("main")
     find(theo, item)
     if size == "phone":
         picture(theo.page, "gate-phone", whole=True)
-    approve(theo, "theo approved it on")
+    approve(theo, "You approved it.")
     stands(jonas, item, "bought")
 
     [bought] = company.tell(RESULT, item)
@@ -258,7 +258,7 @@ def test_a_rejection_rolls_the_saga_back_and_a_late_click_is_told_who_decided_an
     maria.check()
     maria.page.fill("[name=reason]", "Water does not care.")
     maria.page.click("[value=reject]")
-    maria.page.wait_for_selector("[role=status]:has-text('maria rejected it on')")
+    maria.page.wait_for_selector("[role=status]:has-text('You rejected it.')")
 
     jonas.page.click("[value=approve]")
     jonas.page.wait_for_selector("[role=alert]:has-text('maria rejected it on')")

@@ -131,7 +131,8 @@ def test_a1_twenty_people_at_a_quorum_of_two_each_vote_on_what_they_have_seen() 
     assert Signal.objects.count() == 1
     last = Decision.objects.latest("pk")
     assert [page.status_code for page in pages if not calm(page)] == []
-    assert all(f"{last.user_name} approved it on" in text_of(page) for page in pages)
+    told = dict.fromkeys(left, f"{last.user_name} approved it on") | {last.user: "You approved it."}
+    assert all(told[user] in text_of(page) for user, page in zip(left, pages, strict=True))
 
 
 @pytest.mark.only_postgresql(reason="several connections write at once")
@@ -154,7 +155,9 @@ def test_a3_two_tabs_that_say_yes_and_no_at_once_leave_one_answer_and_both_show_
     pages = at_once(by_inbox(user, gate, "approve", client), by_inbox(user, gate, "reject", client))
     made = is_decided_once(gate)
     verb = "approved" if made.approved else "rejected"
-    assert all(calm(page) and f"decider-00 {verb} it on" in text_of(page) for page in pages)
+    told = (f"You {verb} it.", f"decider-00 {verb} it on")  # to the tab that came first, and to the other
+    assert all(calm(page) for page in pages)
+    assert sorted(one in text_of(page) for page in pages for one in told) == [False, False, True, True]
 
 
 @pytest.mark.parametrize("first", DOORS)

@@ -154,10 +154,54 @@ class PickById(Pick):
         return self.cleaned_data["user"].pk
 
 
-def test_a9_a_field_that_gives_a_row_is_refused_by_name_until_the_form_gives_plain_data(typed, boss):
-    _, run_id = typed(Pick)
+class PickBoss(Pick):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.fields["user"].queryset = get_user_model().objects.filter(is_active=True)
+
+
+class PickSeveral(forms.Form):
+    users = forms.ModelMultipleChoiceField(get_user_model().objects.all(), required=False)
+
+
+class Key(forms.ModelChoiceField):
+    def clean(self, value):
+        return super().clean(value).pk
+
+
+class PickByField(forms.Form):
+    user = Key(get_user_model().objects.all())
+
+
+class Profile(forms.ModelForm):
+    class Meta:
+        model = Decision
+        fields = ("user",)
+
+
+@pytest.mark.parametrize("form", [Pick, PickSeveral, Profile])
+def test_a9_a_form_that_is_sure_to_give_rows_is_refused_when_it_is_declared(form):
+    with pytest.raises(DefinitionError, match="primary key"):
+        Approval(form=form)
+
+
+@pytest.mark.parametrize("form", [PickById, PickBoss, PickByField])
+def test_a9_a_form_that_may_make_plain_data_of_rows_is_not(form):
+    assert Approval(form=form).form is form
+
+
+def test_a9_rows_are_refused_by_field_in_words_for_the_decider_with_the_developers_in_the_log(typed, boss, caplog):
+    _, run_id = typed(PickBoss)
     refusal = refused(decide, run_id, "pay", user=boss, approved=True, data={"user": str(boss.pk)})
     assert (refusal.code, list(refusal.errors)) == ("invalid", ["user"])
+    assert refusal.errors["user"][0].startswith("This answer cannot be kept.")
+    assert "User" not in str(refusal)
+    [record] = [one for one in caplog.records if one.name == "django_finoflow.answers"]
+    assert 'in its field "user"' in record.getMessage()
+    assert "User" in record.getMessage()
+
+
+def test_a9_a_field_that_gives_a_row_is_kept_where_the_form_gives_plain_data(typed, boss):
     _, run_id = typed(PickById)
     assert decide(run_id, "pay", user=boss, approved=True, data={"user": str(boss.pk)}).data == {"user": boss.pk}
     assert refused(decide, typed(PickById)[1], "pay", user=boss, approved=True, data={"user": 0}).code == "invalid"

@@ -33,7 +33,7 @@ class Deciding:
         if refusal is not None and refusal.code in NOT_YOURS and not decisions.may_override(request.user):
             raise PermissionDenied(str(refusal))
         posted = request.POST if request.method == "POST" else None
-        form = DecisionForm(gate, request.user, posted, approved=approved, channel=CHANNEL)
+        form = DecisionForm(gate, request.user, posted, approved=approved, channel=CHANNEL, one_button=True)
         if posted is None:
             return self._show(request, gate, form, refusal)
         return self._answer(request, gate, form)
@@ -47,7 +47,9 @@ class Deciding:
         except RunNotFound as error:
             raise Http404(str(error)) from error
         if made is not None:
-            self.message_user(request, _sentence(bool(form.approved)) % {"gate": gate.title}, messages.SUCCESS)
+            told = _sentence(bool(form.approved)) % {"gate": gate.title}
+            vote = decisions.own_vote(made.wait, request.user)
+            self.message_user(request, f"{told} {vote}".strip(), messages.SUCCESS)
             return self.back_to_list(request)
         if form.refusal is None:
             return self._show(request, gate, form)
@@ -60,7 +62,9 @@ class Deciding:
             raise PermissionDenied(str(refusal))
         if refusal.code == "changed":
             self.message_user(request, str(refusal), messages.WARNING)
-            again = DecisionForm(gate, request.user, request.POST, approved=form.approved, channel=CHANNEL)
+            again = DecisionForm(
+                gate, request.user, request.POST, approved=form.approved, channel=CHANNEL, one_button=True
+            )
             return self._show(request, gate, again, self.why_not(request, gate))
         if repeats(gate, request.user, bool(form.approved)):  # a double click
             self.message_user(request, _sentence(bool(form.approved)) % {"gate": gate.title}, messages.SUCCESS)

@@ -73,7 +73,7 @@ class GateAdmin(overview.Overview, deciding.Deciding, bulk.Bulk, handling.Handli
     def with_runs(self, request: HttpRequest, gates: WaitQuerySet) -> WaitQuerySet:
         """Return gates with what the pages tell of each, and without the payloads of their runs."""
         payloads = [f"execution__{name}" for name in ("input", "state", "result", "error")]
-        gates = gates.select_related("execution").defer(*payloads).prefetch_related("decisions")
+        gates = gates.select_related("execution", "signal").defer(*payloads).prefetch_related("decisions")
         return gates.marked_for(request.user)
 
     # ── the list ──
@@ -133,8 +133,9 @@ class GateAdmin(overview.Overview, deciding.Deciding, bulk.Bulk, handling.Handli
 
     def details(self, request: HttpRequest, obj: Wait) -> dict[str, Any]:
         made = sorted(obj.decisions.all(), key=lambda decision: (decision.decided_at, decision.pk))
+        form = decisions.form_for(obj)
         return {
-            "decisions": [(decision, timeline.verdict(decision), values.shown(decision.data)) for decision in made],
+            "decisions": [(one, timeline.verdict(one), values.filled(one.data, form)) for one in made],
             "history": decisions.history_of(obj),
         }
 

@@ -115,8 +115,8 @@ def _runs(page: Any, request: HttpRequest) -> dict[str, Any]:
     return {
         "tiles": [
             Tile(_("runs are stuck"), stuck.count(), f"{listed}?status__exact={RunStatus.STUCK}", "bad"),
-            Tile(_("are due and not taken"), due.count(), f"{listed}?overdue=due", "bad"),
-            Tile(_("have a silent worker"), silent.count(), f"{listed}?overdue=silent", "bad"),
+            Tile(_("due, but not taken by a worker"), due.count(), f"{listed}?overdue=due", "bad"),
+            Tile(_("held by a worker that is silent"), silent.count(), f"{listed}?overdue=silent", "bad"),
         ],
         "stuck": [
             (run, _change(page, run), standstill.stuck(run), _message(run), _since(run.updated_at))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from django.utils.formats import date_format
 from django.utils.timezone import localtime
 
+from .. import values
 from .bars import Bar, lasting
 from .scale import Scale
 
@@ -77,7 +78,7 @@ def _row(bar: Bar, scale: Scale, last: datetime) -> Row:
 
 def _when(bar: Bar) -> str:
     moments = [bar.begin, bar.end] if bar.end else [bar.begin]
-    return " – ".join(date_format(localtime(moment), "Y-m-d H:i:s") for moment in moments)
+    return " – ".join(values.moment(moment) for moment in moments)
 
 
 def _labels(scale: Scale, last: datetime) -> list[tuple[str, str, str]]:

@@ -12,6 +12,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from .. import clock, values
+from ..decisions import form_for
 from ..history import child_run_id
 from ..models import Decision, Execution, Step, Wait
 from ..statuses import Outcome, RunStatus, StepStatus, Undo, WaitKind
@@ -66,6 +67,8 @@ def of(run: Execution, site: str, *, gates: bool) -> dict[str, Any]:
     rows = sorted(rows, key=lambda row: (row.position, row.branch))[-MOST:]
     signals = run.signals.order_by("received_at", "pk")[:MOST]
     decisions = Decision.objects.filter(wait__execution=run).select_related("wait").order_by("decided_at", "pk")[:MOST]
+    for decision in decisions:
+        decision.wait.execution = run  # its form is the workflow's
     shown = bars.of(steps, waits, now, links.of)
     begin = shown[0].begin if shown and len(rows) == MOST else run.created_at
     return {
@@ -76,7 +79,7 @@ def of(run: Execution, site: str, *, gates: bool) -> dict[str, Any]:
         "with_undo": any(row.undo for row in rows),
         "earlier": rows[0].position if len(rows) == MOST else 0,
         "signals": [(signal, values.payload(signal.payload)) for signal in signals],
-        "decisions": [(decision, verdict(decision), values.shown(decision.data)) for decision in decisions],
+        "decisions": [(made, verdict(made), values.filled(made.data, form_for(made.wait))) for made in decisions],
     }
 
 
@@ -147,13 +150,19 @@ def _wait(wait: Wait, links: Links) -> Row:
         wait.branch,
         _("gate") if wait.is_gate else wait.get_kind_display(),
         wait.name,
-        values.badge(wait.get_outcome_display(), TONES.get(Outcome(wait.outcome), "")),
+        _outcome(wait),
         None,
         values.payload(signal.payload) if signal else _deadline(wait),
         wait.opened_at,
         wait.closed_at,
         link=links.of(wait),
     )
+
+
+def _outcome(wait: Wait) -> SafeString:
+    if any(not decision.approved for decision in wait.decisions.all()):  # one rejection rejects
+        return values.badge(_("rejected"), "bad")
+    return values.badge(wait.get_outcome_display(), TONES.get(Outcome(wait.outcome), ""))
 
 
 def _deadline(wait: Wait) -> SafeString:

@@ -1,0 +1,1 @@
+"""How a host of the tests writes dates."""
