@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db import transaction
 
-from . import conf, history, standing, starting, waits
+from . import conf, deliveries, history, standing, starting
 from .attempt import refuse_within
 from .decisions import decide
 from .exceptions import RunLive, RunNotFound, RunNotResumable
@@ -106,7 +106,7 @@ def signal(run_id: str, name: str, payload: Any = None, *, sender: str | None = 
         PayloadError: the payload cannot be stored.
     """
     check_signal_name(name)
-    return waits.deliver(run_id, name, payload, sender or "")
+    return deliveries.deliver(run_id, name, payload, sender or "")
 
 
 def cancel(run_id: str) -> bool:
@@ -121,7 +121,7 @@ def cancel(run_id: str) -> bool:
     """
     refuse_within(run_id, "cancel")
     with transaction.atomic(using=conf.database()):
-        return waits.cancel(_locked(run_id))
+        return deliveries.cancel(_locked(run_id))
 
 
 def retry_run(run_id: str) -> Execution:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 from . import steps, together, waits
@@ -44,6 +43,8 @@ class Nothing:
 
 class AsyncContext(Context):
     """The handle of one run, for its async body; see ``Context`` for what the names mean."""
+
+    _awaits = True
 
     def __init__(self, drive: Drive, definition: Definition, input: Any):
         super().__init__(drive, definition, input)
@@ -81,12 +82,12 @@ class AsyncContext(Context):
             raise DefinitionError(f"{where}: with atomic=True its function must be an ordinary def, not async.")
 
     def _take(self, call: Call) -> Any:
-        return self._stepped(self._next(), self.state.reserve(), replace(call, may_await=True))
+        return self._stepped(self._next(), self.state.reserve(), call)
 
     def _take_together(self, calls: Sequence[Call], then: Callable[[list[Any]], Any]) -> Any:
         places = [self._next() for _call in calls]
         changes = [self.state.reserve() for _call in calls]
-        return self._together(places, changes, [replace(call, may_await=True) for call in calls], then)
+        return self._together(places, changes, calls, then)
 
     def _wait(self, asked: Asked, then: Callable[[Wait, Any], Any]) -> Any:
         return self._waited(self._next(), asked, then)

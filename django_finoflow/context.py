@@ -41,6 +41,9 @@ class Context:
         abort: like a ``threading.Event``, set on cancel, lost lease and shutdown.
     """
 
+    #: Whether what an async function returns is awaited.
+    _awaits = False
+
     def __init__(self, drive: Drive, definition: Definition, input: Any):
         self.input = input
         self._drive = drive
@@ -312,7 +315,7 @@ class Context:
             raise DefinitionError(f"{where}: with atomic=True its compensator must be an ordinary def, not async.")
         seconds = (durations.seconds(timeout) or None) if timeout is not None else None
         durations.check(seconds)
-        return Call(id, StepKind(kind), fn, timeout=seconds, **options)
+        return Call(id, StepKind(kind), fn, timeout=seconds, may_await=self._awaits, **options)
 
     def _check_async(self, fn: Any, where: str, atomic: bool) -> None:
         if is_async(fn):

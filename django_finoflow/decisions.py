@@ -10,7 +10,7 @@ from typing import Any
 from django.db import transaction
 from django.utils.translation import gettext as _
 
-from . import conf, payloads, verdicts, waits
+from . import conf, deliveries, payloads, verdicts
 from .answers import cleaned, form_for
 from .audience import check_user
 from .exceptions import DecisionRefused, DefinitionError
@@ -102,8 +102,7 @@ def decide(
         check_open(gate)
         _check_may(gate, user, override)
         check_unanswered(gate, user)
-        if seen is not None and seen != token(gate):
-            raise DecisionRefused(_("The gate has changed since it was shown. Look again and decide."), "changed")
+        _check_seen(gate, seen)
         if not reason and needs_reason(gate, approved, override=override):
             raise DecisionRefused(_("Give a reason."), "reason-required")
         kept = cleaned(gate, data)
@@ -111,11 +110,16 @@ def decide(
             gate, user, approved=approved, reason=reason, data=kept, channel=channel, override=override
         )
         if resolves(gate, made):
-            waits.accept(gate.execution, gate, gate.name, verdicts.payload(made), sender=made.user_name)
+            deliveries.accept(gate.execution, gate, gate.name, verdicts.payload(made), sender=made.user_name)
             verdicts.announce(gate.execution, gate, made)
         elif gate.claimed_by_id == user.pk:
-            waits.unclaim(gate)  # whoever has voted has no more to do here
+            deliveries.unclaim(gate)  # whoever has voted has no more to do here
         return made
+
+
+def _check_seen(gate: Wait, seen: str | None) -> None:
+    if seen is not None and seen != token(gate):
+        raise DecisionRefused(_("The gate has changed since it was shown. Look again and decide."), "changed")
 
 
 def _check_may(gate: Wait, user: Any, override: bool) -> None:

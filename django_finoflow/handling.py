@@ -13,7 +13,7 @@ from typing import Any
 from django.db import transaction
 from django.utils.translation import gettext as _
 
-from . import clock, conf, events, payloads, waits
+from . import clock, conf, deliveries, events, payloads
 from .audience import check_user
 from .exceptions import DecisionRefused
 from .models import GateEvent, Wait
@@ -68,7 +68,7 @@ def release_gate(run_id: str, name: str, *, user: Any, wait: Wait | int | None =
         if gate.claimed_by_id != user.pk and not may_override(user):
             raise DecisionRefused(_claimed(gate), "not-claimed")
         holder = (gate.claimed_by_id, gate.claimed_by_name) if gate.claimed_by_id != user.pk else NOBODY
-        waits.unclaim(gate)
+        deliveries.unclaim(gate)
         _note(gate, GateEventKind.RELEASED, user, holder)
         return gate
 

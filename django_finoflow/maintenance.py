@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db import InterfaceError, OperationalError, transaction
 
-from . import clock, conf, events, waits
+from . import clock, conf, deliveries, events
 from .approval import ESCALATE, REMIND
 from .audience import Audience
 from .models import Execution, GateEvent, Wait
@@ -87,7 +87,7 @@ def _note(gate: Wait, notice: dict[str, Any], now: Any) -> None:
     if kind == ESCALATE:
         gate.audience = Audience.loads(gate.audience).widened(Audience.of(notice["audience"])).dumps()
         gate.save(update_fields=["audience"])
-        waits.unclaim(gate)
+        deliveries.unclaim(gate)
     GateEvent.objects.create(wait=gate, kind=KINDS[kind], happened_at=now)
     facts = {"run_id": gate.execution.run_id, "name": gate.name, "wait": gate.pk}
     events.announce(TOLD[kind], using=conf.database(), sender=gate.execution.workflow_id, **facts)
