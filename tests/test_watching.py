@@ -250,12 +250,13 @@ def test_w9_what_happens_to_other_runs_costs_those_who_watch_no_statement(parked
 def test_w9_while_nothing_happens_many_runs_are_looked_at_together_and_none_is_read(
     parked: Any, kept: Overheard
 ) -> None:
-    audience = Audience(*[parked(f"{number:03}") for number in range(100)])
+    # Fewer than the server lets in at once: each looks for itself first.
+    audience = Audience(*[parked(f"{number:03}") for number in range(60)])
     time.sleep(1)
     kept.statements.clear()
     time.sleep(2)
     looks = list(kept.statements)
-    for number in range(100):
+    for number in range(60):
         cancel(f"{number:03}")
     audience.leave()
     assert 3 <= len(looks) <= 40  # four intervals, and in each ten groups of those who began within 50 ms
