@@ -45,7 +45,7 @@ class Outcome:
     ):
         self.value, self.text, self.patch, self.error, self.awaitable = value, text, patch, error, awaitable
         self.stored = False
-        self.is_encoded = text is not None
+        self.is_encoded = False
 
 
 class Race:

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.apps import apps
 from django.db import connections, models
-from django.db.models import Case, Exists, F, IntegerField, OuterRef, Q, Subquery, TextField, Value, When
+from django.db.models import Case, Exists, F, OuterRef, Q, Subquery, TextField, Value, When
 from django.db.models.functions import Concat, StrIndex
 
 from . import clock, conf
@@ -65,8 +65,7 @@ class WaitQuerySet(models.QuerySet):
 
     def open_first(self) -> WaitQuerySet:
         """Open ones first, those that wait longest at the top; then the others, newest first."""
-        is_open = Case(When(outcome=Outcome.OPEN, then=Value(0)), default=Value(1), output_field=IntegerField())
-        return self.order_by(is_open, F("closed_at").desc(nulls_first=True), "opened_at", "id")
+        return self.order_by(F("closed_at").desc(nulls_first=True), "opened_at", "id")
 
     def overdue(self) -> WaitQuerySet:
         """Open gates whose deadline has passed: nobody can answer them, and no worker has noticed yet."""
