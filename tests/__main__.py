@@ -74,7 +74,7 @@ def stop(*_: object) -> None:
 def run(name: str, arguments: list[str]) -> Result:
     """Run pytest on one database, or say why not."""
     try:
-        with databases.reachable(name) as env:
+        with databases.reachable(name, durable=False) as env:
             return pytest(name, arguments, env)
     except databases.Unreachable as why:
         print(f"{name:<11}| not run: {why}", flush=True)

