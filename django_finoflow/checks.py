@@ -5,13 +5,15 @@ Errors: ``finoflow.E001`` a setting in ``FINOFLOW`` cannot be; ``finoflow.E002``
 ``finoflow.W001`` (transactions that do not take the write lock at once) and ``finoflow.W002`` (no write-ahead log),
 which make a web process and a worker wait for each other until "database is locked"; ``finoflow.W003`` the order of two
 apps changes the host's own admin pages; ``finoflow.W004`` something in a workflow's declaration is odd;
-``finoflow.W005`` a declared gate asks for a permission that no model has, or for more approvals than it names people.
+``finoflow.W005`` a declared gate asks for a permission that no model has, or for more approvals than it names people;
+``finoflow.W006`` the inbox has an address, and the project lacks what its pages need.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,10 @@ from django.apps import apps
 from django.conf import settings
 from django.core import checks
 from django.db import connections
+from django.template import engines
+from django.template.backends.django import DjangoTemplates
+from django.urls import NoReverseMatch, reverse
+from django.utils.module_loading import import_string
 
 from . import conf, registry
 from .approval import Approval, Candidates
@@ -29,6 +35,12 @@ SNIPPET = (
     'DATABASES["%(alias)s"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", '
     '"init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"}'
 )
+
+MIDDLEWARE = (
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+)
+REQUEST = "django.template.context_processors.request"
 
 WAL_COMMAND = re.compile(r"journal_mode\s*[=(]\s*['\"]?wal\b", re.IGNORECASE)
 
@@ -154,6 +166,33 @@ def check_app_order(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[ch
             id="finoflow.W003",
         )
     ]
+
+
+@checks.register("finoflow")
+def check_inbox(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn of an inbox that cannot work, where the project has one."""
+    if not getattr(settings, "ROOT_URLCONF", None):  # a project of workers alone
+        return []
+    try:
+        reverse("finoflow:inbox")
+    except NoReverseMatch:
+        return []
+    lacking = [f'"{path}" in MIDDLEWARE' for path in MIDDLEWARE if not _has(import_string(path))]
+    found = [engine for engine in engines.all() if isinstance(engine, DjangoTemplates)]
+    if not any(REQUEST in engine.engine.context_processors for engine in found):
+        lacking.append(f'"{REQUEST}" among the context processors in TEMPLATES')
+    text = "The pages of the inbox need %s."
+    return [checks.Warning(text % what, id="finoflow.W006") for what in lacking]
+
+
+def _has(wanted: type) -> bool:
+    """Whether the project has that middleware, or one that builds on it. One that a worker lacks stops no worker."""
+    for path in settings.MIDDLEWARE:
+        with suppress(ImportError):
+            found = import_string(path)
+            if isinstance(found, type) and issubclass(found, wanted):
+                return True
+    return False
 
 
 def _in_memory(name: str) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.sessions.middleware import SessionMiddleware
 from django.core.checks import Error, Warning
 from django.db import connection
 
@@ -173,6 +174,38 @@ def test_a_quorum_above_the_number_of_those_who_are_named_is_warned_of(
 def test_the_checks_of_gates_ask_no_database(django_assert_num_queries: Any, declared: Any, db: None) -> None:
     with django_assert_num_queries(0):
         declared(permission="auth.change_user", users=["a"], quorum=2)
+
+
+def test_an_inbox_whose_pages_lack_something_is_warned_of(settings: Any) -> None:
+    assert checks.check_inbox(None) == []
+    settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if "Session" not in path and "Authen" not in path]
+    [engine] = settings.TEMPLATES
+    settings.TEMPLATES = [{**engine, "OPTIONS": {"context_processors": []}}]
+    messages = checks.check_inbox(None)
+    assert found(messages) == ["finoflow.W006"] * 3
+    for message, lacking in zip(messages, ("SessionMiddleware", "AuthenticationMiddleware", "request"), strict=True):
+        assert lacking in message.msg
+    settings.ROOT_URLCONF = "tests.bare_site"
+    assert checks.check_inbox(None) == []
+    del settings.ROOT_URLCONF
+    assert checks.check_inbox(None) == []
+
+
+def test_middleware_that_is_a_function_or_is_not_here_stops_no_check(settings: Any) -> None:
+    settings.MIDDLEWARE = ["not.here", "tests.test_checks.found", *settings.MIDDLEWARE]
+    assert checks.check_inbox(None) == []
+    settings.MIDDLEWARE = ["not.here", "tests.test_checks.found"]
+    assert found(checks.check_inbox(None)) == ["finoflow.W006"] * 2
+
+
+def test_middleware_of_ones_own_that_builds_on_djangos_counts(settings: Any) -> None:
+    own = {"Session": "tests.test_checks.OwnSessions"}
+    settings.MIDDLEWARE = [next((own[key] for key in own if key in path), path) for path in settings.MIDDLEWARE]
+    assert checks.check_inbox(None) == []
+
+
+class OwnSessions(SessionMiddleware):
+    """Sessions as a project may have changed them."""
 
 
 def test_djangos_own_command_runs_the_checks(settings: Any) -> None:
