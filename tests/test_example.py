@@ -178,6 +178,28 @@ def test_the_demo_notices_a_purchase_that_one_person_has_signed_twice(demo: Demo
     assert "P-12: bought by too few, or by one person twice" in wrong
 
 
+def test_the_demo_answers_nothing_that_a_visitor_has_asked_for(demo: Demo) -> None:
+    answered = demo.project.run_code("""
+        from decimal import Decimal
+        from django.contrib.auth.models import User
+        from django.core.management import call_command
+        from django_finoflow.models import Execution
+        from shop import answers, workflows
+        jonas = User.objects.get(username="jonas")
+        keys = ["P-1", "P-123456"]
+        for key in keys:
+            wanted = workflows.Purchase(number=key, employee="jonas", item="a crane", eur=Decimal(12000))
+            workflows.purchase_approval.start(wanted, key=key, requester=jonas)
+        call_command("finoflow_worker", "--drain")
+        print("answers:", answers.answer_all(print))
+        for run in Execution.objects.filter(key__in=keys):
+            print("open:", run.key, run.waits.open().count())
+        Execution.objects.filter(key__in=keys).delete()
+    """)
+    assert "answers: 1\n" in answered
+    assert "open: P-123456 1" in answered
+
+
 def test_what_finance_has_filled_in_is_in_the_ledger(demo: Demo) -> None:
     booked = demo.project.run_code("""
         from expenses.models import Payment

@@ -58,7 +58,7 @@ def waive_directors(ctx) -> None:
 
 
 def question(ctx) -> str:
-    return f"Buy {ctx.input.item} for EUR {ctx.input.eur:,}?"
+    return f"Buy {ctx.input.item} for EUR {ctx.input.eur:,.2f}?"
 
 
 def shown(ctx) -> dict[str, Any]:
