@@ -73,7 +73,7 @@ def test_the_overview_fits_and_reads_well_and_its_links_lead_on(boss: Any) -> No
     Wait.objects.filter(pk=ask(timeout="1d").pk).update(due_at="2020-01-01T00:00Z")
     paperwork.run({"fails": True, "undo": "badly"})
     look(boss, OVERVIEW)
-    boss.click("text=runs are stuck")
+    boss.click("text=run is stuck")
     boss.wait_for_selector("text=compensation failed")
     boss.goto(OVERVIEW)
     boss.click("a:has-text('Hire a cook?')")

@@ -250,7 +250,13 @@ def test_a5_bulk_never_overrides(chief: User) -> None:
 def test_a5_bulk_gives_one_vote_of_several_like_any_other(manager: User) -> None:
     gates = [ask(approval={"quorum": 2}) for _ in range(2)]
     client = browser_of(manager)
-    page = tick(client, "approve", gates)
-    client.post(page.context["action"], {"chosen": page.context["chosen"], "reason": ""})
-    assert Decision.objects.count() == 2
+    alone = ask()
+    page = tick(client, "approve", [*gates, alone])
+    assert "Approve 3 of 3" in page.content.decode()
+    page = client.post(page.context["action"], {"chosen": page.context["chosen"], "reason": ""}, follow=True)
+    assert Decision.objects.count() == 3
     assert all(run_of(gate).waits.get().is_open for gate in gates)
+    assert told(page) == [
+        "Your approvals of 2 gates were recorded; more must approve them.",
+        "1 gate was approved.",
+    ]

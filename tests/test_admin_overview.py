@@ -94,7 +94,7 @@ def test_it_says_what_is_overdue_and_what_soon_will_be(everything: Client) -> No
     ask(approval={"title": "Never?"})
     page = everything.get(OVERVIEW)
     assert [gate.pk for gate, *_ in page.context["deadlines"]] == [passed.pk, soon.pk]
-    assert tiles(page)["are overdue"] == 1
+    assert tiles(page)["is overdue"] == 1
 
 
 def test_it_says_what_is_stuck_and_why_and_what_to_do(everything: Client) -> None:
@@ -103,7 +103,7 @@ def test_it_says_what_is_stuck_and_why_and_what_to_do(everything: Client) -> Non
     text = words(page)
     for part in (run.run_id, "a compensation has failed", "prepare: division by zero", "press Resume"):
         assert part in text
-    assert tiles(page)["runs are stuck"] == 1
+    assert tiles(page)["run is stuck"] == 1
 
 
 def test_it_says_which_runs_are_due_and_not_taken_and_whether_they_are_known_here(everything: Client) -> None:
@@ -153,8 +153,8 @@ def test_a_decider_sees_of_the_overview_their_own_gates_and_nothing_of_runs(mana
     stuck()
     page = browser_of(manager).get(OVERVIEW)
     text = page.content.decode()
-    assert set(tiles(page)) == {"wait for you", "gates are open", "are overdue"}
-    assert tiles(page)["gates are open"] == 1
+    assert set(tiles(page)) == {"waits for you", "gate is open", "are overdue"}
+    assert tiles(page)["gate is open"] == 1
     for secret in ("For the board?", "board", "confidential", "k-7", RUNS, run_of(hidden).run_id, "stuck, and why"):
         assert secret not in text
 

@@ -158,6 +158,18 @@ def test_a_failed_run_says_whether_it_can_be_tried_again(viewer: Client) -> None
     assert "start another" in said(viewer, Execution.objects.latest("pk"))
 
 
+def test_a_run_that_a_rejection_has_ended_says_so_and_is_no_trouble(viewer: Client) -> None:
+    gate = ask(approval={"on_reject": "fail"})
+    boss = person("boss", is_superuser=True)
+    api.decide(run_of(gate).run_id, gate.name, user=boss, approved=False, reason="No cranes.")
+    with pytest.raises(WorkflowError):
+        paperwork.resume(run_of(gate).run_id)
+    text = said(viewer, run_of(gate))
+    assert text.startswith("How it ended")
+    assert "It has ended with a rejection: Gate &quot;approval&quot; was rejected by boss: No cranes." in text
+    assert "failed" not in text
+
+
 @pytest.mark.parametrize("status", ["done", "cancelled"])
 def test_a_run_that_is_over_and_well_says_nothing(status: str, viewer: Client) -> None:
     run = changed(run_of(ask()), status=status, due_at=None)

@@ -136,7 +136,7 @@ def test_a5_gates_ticked_in_the_list_are_decided_on_one_page(gate: Wait, desk: A
     manager.page.click("button[name=index]")
     manager.page.wait_for_selector("textarea[name=reason]")
     assert "Pay the cook?" in manager.page.inner_text("#content")
-    manager.page.click("input[type=submit][value='Approve all']")
+    manager.page.click("input[type=submit][value='Approve 2 of 2']")
     assert "2 gates were approved." in manager.told()
 
 

@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from .. import api, conf, decisions
 from ..exceptions import DecisionRefused, FinoflowError
 from ..forms import LONGEST_REASON
-from ..models import Wait
+from ..models import Decision, Wait
 from .deciding import CHANNEL, log_of, name_of
 from .pages import chosen_keys, refused
 
@@ -60,13 +60,14 @@ class Bulk:
         form = self._form_for(request, gates, approved, request.POST)
         if not form.is_valid():
             return self._show_many(request, gates, approved, form)
-        done, refusals = 0, []
+        done, votes, refusals = 0, 0, []
         for gate in gates:
             try:
-                self._decide(request, gate, approved, form.cleaned_data["reason"], seen[gate.pk])
-                done += 1
+                made = self._decide(request, gate, approved, form.cleaned_data["reason"], seen[gate.pk])
+                done, votes = done + (not made.wait.is_open), votes + made.wait.is_open
             except FinoflowError as error:
                 refusals.append(refused(gate, error))
+        self.report(request, votes, _voted_many, ())
         self.report(request, done, _approved_many if approved else _rejected_many, refusals)
         return self.back_to_list(request)
 
@@ -78,7 +79,7 @@ class Bulk:
         mine = [gate for gate in gates if self.why_not_in_bulk(request, gate) is None]
         return ReasonForm(data, reason_needed=any(decisions.needs_reason(gate, approved) for gate in mine))
 
-    def _decide(self: Any, request: HttpRequest, gate: Wait, approved: bool, reason: str, seen: str) -> None:
+    def _decide(self: Any, request: HttpRequest, gate: Wait, approved: bool, reason: str, seen: str) -> Decision:
         if (more := _asks_for_more(gate)) is not None and gate.is_open:
             raise more
         with transaction.atomic(using=conf.database()):
@@ -87,6 +88,7 @@ class Bulk:
                 run_id, gate.name, user=user, approved=approved, reason=reason, channel=CHANNEL, wait=gate, seen=seen
             )
             self.log_change(request, gate, log_of(made))
+            return made
 
     def _show_many(
         self: Any, request: HttpRequest, gates: list[Wait], approved: bool, form: ReasonForm
@@ -94,6 +96,7 @@ class Bulk:
         asked = [
             (gate, self.what_is_shown(gate), self.deadline(gate), self.why_not_in_bulk(request, gate)) for gate in gates
         ]
+        count = sum(refusal is None for *_told, refusal in asked)
         return self.page(
             request,
             "admin/finoflow/wait/decide_many.html",
@@ -102,7 +105,8 @@ class Bulk:
             chosen=" ".join(f"{gate.pk}:{decisions.token(gate)}" for gate in gates),
             form=form,
             errors=form.errors,
-            approved=approved,
+            submit=(_("Approve %(count)d of %(all)d") if approved else _("Reject %(count)d of %(all)d"))
+            % {"count": count, "all": len(gates)},
             action=self.link(request, f"{name_of(approved)}_many"),
         )
 
@@ -117,6 +121,15 @@ def _asks_for_more(gate: Wait) -> DecisionRefused | None:
 
 def _approved_many(count: int) -> str:
     return ngettext("%d gate was approved.", "%d gates were approved.", count) % count
+
+
+def _voted_many(count: int) -> str:
+    text = ngettext(
+        "Your approval of %d gate was recorded; more must approve it.",
+        "Your approvals of %d gates were recorded; more must approve them.",
+        count,
+    )
+    return text % count
 
 
 def _rejected_many(count: int) -> str:

@@ -18,7 +18,7 @@ from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from .. import clock, decisions, registry, values
 from ..models import Execution, Step, Wait
@@ -70,11 +70,12 @@ def _gates(page: Any, request: HttpRequest) -> dict[str, Any]:
     late = Q(due_at__lte=now)
     counts = waiting.order_by().aggregate(all=Count("pk"), late=Count("pk", filter=late))
     mine = Reader.of(request).mine
+    own, count, overdue = mine.count(), counts["all"], counts["late"]
     return {
         "tiles": [
-            Tile(_("wait for you"), mine.count(), f"{listed}?mine=yes", "busy"),
-            Tile(_("gates are open"), counts["all"], f"{listed}?state=open"),
-            Tile(_("are overdue"), counts["late"], f"{listed}?state=overdue", "bad"),
+            Tile(ngettext("waits for you", "wait for you", own), own, f"{listed}?mine=yes", "busy"),
+            Tile(ngettext("gate is open", "gates are open", count), count, f"{listed}?state=open"),
+            Tile(ngettext("is overdue", "are overdue", overdue), overdue, f"{listed}?state=overdue", "bad"),
         ],
         "mine": [
             (gate, page.buttons(request, page.actions_row, gate), page.deadline(gate), _since(gate.opened_at))
@@ -111,10 +112,11 @@ def _runs(page: Any, request: HttpRequest) -> dict[str, Any]:
     groups = due.values("workflow_id", "version", "queue").annotate(count=Count("pk"), oldest=Min("due_at"))
     failed = Step.objects.filter(compensation=Undo.FAILED).defer("result", "error", "state_patch")
     not_undone = Prefetch("steps", failed, to_attr="not_undone")
+    count, at_stuck = stuck.count(), f"{listed}?status__exact={RunStatus.STUCK}"
     not_taken = list(groups.order_by("oldest", "workflow_id")[:MOST])
     return {
         "tiles": [
-            Tile(_("runs are stuck"), stuck.count(), f"{listed}?status__exact={RunStatus.STUCK}", "bad"),
+            Tile(ngettext("run is stuck", "runs are stuck", count), count, at_stuck, "bad"),
             Tile(_("due, but not taken by a worker"), due.count(), f"{listed}?overdue=due", "bad"),
             Tile(_("held by a worker that is silent"), silent.count(), f"{listed}?overdue=silent", "bad"),
         ],

@@ -17,10 +17,14 @@ from django.utils.translation import gettext as _
 
 from .. import clock, decisions, registry, standing, values
 from ..models import Execution, Step, Wait
-from ..statuses import RunStatus, StepStatus, StuckReason, WaitKind
+from ..statuses import Rollback, RunStatus, StepStatus, StuckReason, WaitKind
 
 #: How long a run may be due before somebody should wonder.
 PATIENCE = timedelta(minutes=1)
+
+
+#: What a gate's ``on_reject="fail"`` is recorded as.
+REJECTED = "django_finoflow.exceptions.GateRejected"
 
 
 class Reason(NamedTuple):
@@ -50,7 +54,7 @@ def of(run: Execution, waits: Iterable[Wait], steps: Iterable[Step], link: Calla
     reasons = _reasons(run, [wait for wait in waits if wait.is_open], retrying, link)
     return (
         {
-            "title": _("Why it does not move") if any(r.is_trouble for r in reasons) else _("What it is doing"),
+            "title": _title(run, reasons),
             "reasons": reasons,
             "pair": (run.error or {}).get("mismatch") if run.status == RunStatus.STUCK else None,
             "is_trouble": any(reason.is_trouble for reason in reasons),
@@ -58,6 +62,12 @@ def of(run: Execution, waits: Iterable[Wait], steps: Iterable[Step], link: Calla
         if reasons
         else {}
     )
+
+
+def _title(run: Execution, reasons: list[Reason]) -> str:
+    if any(reason.is_trouble for reason in reasons):
+        return _("Why it does not move")
+    return _("How it ended") if run.is_over else _("What it is doing")
 
 
 def _reasons(run: Execution, waits: list[Wait], steps: list[Step], link: Callable[[Wait], str]) -> list[Reason]:
@@ -97,6 +107,10 @@ def stuck(run: Execution) -> Reason:
 
 
 def _failed(run: Execution) -> Reason:
+    error = run.error or {}
+    if error.get("type") == REJECTED:
+        undone = _("What it had done was undone.") if run.rollback == Rollback.COMPLETED else ""
+        return Reason(_("It has ended with a rejection: %s.") % error.get("message", ""), undone)
     text = _("It has failed, and goes on by itself no more.")
     if standing.can_retry(run):
         return Reason(text, _("Retry tries the failed steps afresh; what is done stays done."), is_trouble=True)
