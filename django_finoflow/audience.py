@@ -6,14 +6,18 @@ canonical text: gates of one audience are found by one comparison.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .exceptions import DefinitionError
+from .names import holds_control
 
 DEFAULT_PERMISSION = "finoflow.decide_wait"
+
+LONGEST_NAME = 255  # characters of a permission, and of a group's or user's name
 
 Users = Collection[str] | Callable[[Any], Collection[str]]
 
@@ -32,6 +36,11 @@ class Audience(NamedTuple):
     def dumps(self) -> str:
         """Return the canonical text that is stored with the wait."""
         return json.dumps(self.plain(), separators=(",", ":"))
+
+    @property
+    def digest(self) -> str:
+        """A digest of that text: gates of one audience have the same, and an index can hold it."""
+        return hashlib.sha256(self.dumps().encode()).hexdigest()
 
     def plain(self) -> list[Any]:
         """Return the same as plain data; a fourth element only where there are alternatives."""
@@ -71,7 +80,17 @@ class Audience(NamedTuple):
             return False
         if getattr(user, "is_superuser", False):
             return True
-        return any(one._names(user, membership) for one in (self, *self.alternatives))
+        return any(one._names(user, membership) for one in self.parts)
+
+    @property
+    def parts(self) -> tuple[Audience, ...]:
+        """This audience and its alternatives, of each of which only what it says itself counts."""
+        return (self, *self.alternatives)
+
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """The groups and users that it names itself, each as ``(group, "")`` or ``("", user)``; nobody: two blanks."""
+        return [(group, "") for group in self.groups] + [("", user) for user in self.users] or [("", "")]
 
     @property
     def needed_permission(self) -> str:
@@ -146,7 +165,7 @@ def check_people(what: str, permission: Any, groups: Any, users: Any) -> None:
     check_names("groups", groups, what)
     if not callable(users):
         check_names("users", users, what)
-    if permission is not None and str(permission).count(".") != 1:
+    if permission is not None and (str(permission).count(".") != 1 or _why_no_name(str(permission))):
         raise DefinitionError(f"{what}(permission={permission!r}): write it as 'app_label.codename'.")
 
 
@@ -154,3 +173,14 @@ def check_names(name: str, value: Any, what: str = "Approval") -> None:
     """Refuse what is no list of names."""
     if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(n, str) and n for n in value):
         raise DefinitionError(f"{what}({name}={value!r}): give a list of names.")
+    for one in value:
+        if problem := _why_no_name(one):
+            raise DefinitionError(f"{what}({name}=...): {one!r} {problem}, so it is nobody's name.")
+
+
+def _why_no_name(text: str) -> str:
+    if len(text) > LONGEST_NAME:
+        return f"is longer than {LONGEST_NAME} characters"
+    if text != text.strip():
+        return "has blanks around it"  # an XML fixture would bring it back without them
+    return "holds control characters" if holds_control(text) else ""

@@ -29,7 +29,7 @@ from .refusals import (
     token,
     why_not,
 )
-from .telling import Entry, candidates_text, history_of, own_answer, own_vote, resolves, story, votes
+from .telling import Entry, candidates_text, history_of, own_answer, own_vote, quorum, resolves, story, votes
 from .verdicts import digest
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "needs_reason",
     "own_answer",
     "own_vote",
+    "quorum",
     "story",
     "token",
     "votes",
@@ -109,12 +110,17 @@ def decide(
         made = verdicts.record(
             gate, user, approved=approved, reason=reason, data=kept, channel=channel, override=override
         )
-        if resolves(gate, made):
-            deliveries.accept(gate.execution, gate, gate.name, verdicts.payload(made), sender=made.user_name)
-            verdicts.announce(gate.execution, gate, made)
-        elif gate.claimed_by_id == user.pk:
-            deliveries.unclaim(gate)  # whoever has voted has no more to do here
+        _count(gate, made)
         return made
+
+
+def _count(gate: Wait, made: Decision) -> None:
+    """Answer the gate, if this was the last decision that was needed."""
+    if resolves(gate, made):
+        deliveries.accept(gate.execution, gate, gate.name, verdicts.payload(made), sender=made.user_name)
+        verdicts.announce(gate.execution, gate, made)
+    elif gate.claimed_by_id == made.user_id:
+        deliveries.unclaim(gate)  # whoever has voted has no more to do here
 
 
 def _check_seen(gate: Wait, seen: str | None) -> None:

@@ -207,6 +207,9 @@ class DelegateForm(forms.Form):
             # As for somebody who may not decide it, so that the page does not tell who has an account.
             self.add_error("to", NOBODY)
             return None
+        if to.pk == self.user.pk:
+            self.add_error("to", _("That is you. To work on it yourself, claim it."))
+            return None
         run_id, gate, note = self.gate.execution.run_id, self.gate, self.cleaned_data["note"]
         try:
             return api.delegate_gate(run_id, gate.name, user=self.user, to=to, wait=gate, note=note)

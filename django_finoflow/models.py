@@ -18,13 +18,13 @@ from django.utils.translation import gettext_lazy as _
 from .bridge import engine
 from .fields import PayloadField
 from .querysets import ExecutionQuerySet, OwnDatabase, WaitQuerySet
-from .records import READ_ONLY, Decision, GateEvent
+from .records import READ_ONLY, Candidate, Decision, GateEvent
 from .statuses import TERMINAL, Outcome, Rollback, RunStatus, StepKind, StepStatus, StuckReason, Undo, WaitKind
 
 if TYPE_CHECKING:
     from .snapshots import RunState
 
-__all__ = ["Decision", "Execution", "GateEvent", "Signal", "Step", "Wait"]
+__all__ = ["Candidate", "Decision", "Execution", "GateEvent", "Signal", "Step", "Wait"]
 
 
 class Execution(models.Model):
@@ -209,8 +209,9 @@ class Wait(Checkpoint):
     closed_at = models.DateTimeField(_("closed"), null=True, blank=True)
     outcome = models.CharField(_("outcome"), max_length=20, choices=Outcome, default=Outcome.OPEN)
     approval = PayloadField(_("approval"))
-    #: Who may decide, as canonical JSON: gates of one audience are found by one comparison (see approval.Audience).
+    #: Who may decide, as canonical JSON (see ``audience.Audience``); and its digest, by which ``Candidate`` has it.
     audience = models.TextField(_("audience"), blank=True)
+    audience_digest = models.CharField(_("audience's digest"), max_length=64, blank=True, default="", db_default="")
     #: The names of gates whose deciders may not decide this one, each between two line ends.
     excludes = models.TextField(_("excludes the deciders of"), blank=True, default="", db_default="")
     claimed_by = models.ForeignKey(
@@ -240,6 +241,22 @@ class Wait(Checkpoint):
                 fields=["due_at", "opened_at", "id"],
                 condition=Q(outcome=Outcome.OPEN, approval__isnull=False),
                 name="finoflow_open_gates",
+            ),
+            # The same gates and all gates, of one audience each: what a person finds in the inbox, and in the admin.
+            models.Index(
+                fields=["audience_digest", "due_at", "opened_at", "id"],
+                condition=Q(outcome=Outcome.OPEN, approval__isnull=False),
+                name="finoflow_asked",
+            ),
+            models.Index(
+                fields=["audience_digest", "-closed_at", "opened_at", "id"],
+                condition=Q(approval__isnull=False),
+                name="finoflow_concerned",
+            ),
+            models.Index(
+                fields=["-closed_at", "opened_at", "id"],
+                condition=Q(approval__isnull=False),
+                name="finoflow_open_first",
             ),
             models.Index(
                 fields=["notice_due_at"],

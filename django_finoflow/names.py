@@ -24,11 +24,16 @@ def _why_not(name: str, longest: int) -> str | None:
         return "is empty"
     if name.startswith("__"):
         return "begins with two underscores, which is kept for the engine"
-    if any(unicodedata.category(c) in ("Cc", "Cs") for c in name):
+    if holds_control(name):
         return "holds control characters"
     if len(name) > longest:
         return f"is longer than {longest} characters"
     return None
+
+
+def holds_control(text: str) -> bool:
+    """Whether there is something in ``text`` that is no part of any name: control characters, halves of a character."""
+    return any(unicodedata.category(c) in ("Cc", "Cs") for c in text)
 
 
 def check_name(name: Any, what: str, longest: int = LONGEST) -> str:

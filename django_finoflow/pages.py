@@ -6,12 +6,12 @@ as where a visitor came from, and no POST passes without its CSRF token, whateve
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, NamedTuple
 
 from django.core.paginator import Page, Paginator
-from django.db.models import QuerySet
+from django.db.models import QuerySet, prefetch_related_objects
 from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 from django.views.decorators.cache import never_cache
@@ -23,8 +23,13 @@ from .models import Decision, Wait
 from .querysets import WaitQuerySet
 from .statuses import OPEN_TO_SIGNALS
 
-PER_PAGE = 25
+PER_PAGE = 15
 PAYLOADS = [f"execution__{name}" for name in ("input", "state", "result", "error")]
+#: What is read of a gate for a list: what ``inbox.html`` and ``facts.html`` tell.
+LISTED = [
+    *("name", "outcome", "approval", "opened_at", "due_at", "claimed_by_name", "claimed_at"),
+    *(f"execution__{name}" for name in ("status", "workflow_id", "requester_name")),
+]
 
 View = Callable[..., HttpResponse]
 
@@ -50,9 +55,17 @@ def with_runs(gates: WaitQuerySet) -> WaitQuerySet:
     return gates.select_related("execution", "signal").defer(*PAYLOADS).prefetch_related("decisions")
 
 
-def paginated(request: HttpRequest, rows: QuerySet) -> Page:
+def paginated(request: HttpRequest, rows: QuerySet | list[int]) -> Page:
     """Return the page of ``rows`` that the address asks for, or the nearest there is."""
     return Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
+
+
+def listed(keys: Sequence[int]) -> list[Told]:
+    """Return what a list tells of the gates with these keys, in their order."""
+    rows = Wait.objects.select_related("execution").only(*LISTED).in_bulk(keys)
+    gates = [rows[key] for key in keys if key in rows]
+    prefetch_related_objects([gate for gate in gates if decisions.quorum(gate) > 1], "decisions")
+    return [Told.of(gate) for gate in gates]
 
 
 class Told(NamedTuple):
@@ -61,16 +74,28 @@ class Told(NamedTuple):
     gate: Wait
     is_open: bool
     overdue: bool
-    given: int
-    needed: int
-    story: str
 
     @classmethod
     def of(cls, gate: Wait) -> Told:
         """Return what is told of ``gate``."""
         is_open = gate.is_open and gate.execution.status in OPEN_TO_SIGNALS
         overdue = is_open and gate.due_at is not None and gate.due_at <= clock.now()
-        return cls(gate, is_open, overdue, *decisions.votes(gate), decisions.story(gate))
+        return cls(gate, is_open, overdue)
+
+    @property
+    def needed(self) -> int:
+        """How many must approve it."""
+        return decisions.quorum(self.gate)
+
+    @property
+    def given(self) -> int:
+        """How many have approved it."""
+        return decisions.votes(self.gate)[0]
+
+    @property
+    def story(self) -> str:
+        """What became of it."""
+        return decisions.story(self.gate)
 
     @property
     def shows(self) -> SafeString:

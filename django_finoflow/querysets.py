@@ -10,8 +10,13 @@ from django.db.models import Case, Exists, F, OuterRef, Q, Subquery, TextField, 
 from django.db.models.functions import Concat, StrIndex
 
 from . import clock, conf
-from .audience import Audience
+from .audience import Audience, holds
 from .statuses import OPEN_TO_SIGNALS, TERMINAL, Outcome, RunStatus
+
+#: As many gates are listed and counted of all that wait for somebody: further down nobody looks.
+MOST_LISTED = 250
+#: So many audiences of one person are given to the database as values.
+FEW = 200
 
 
 class OwnDatabase(models.Manager):
@@ -78,12 +83,10 @@ class WaitQuerySet(models.QuerySet):
             user: a Django user.
         """
         gates = self.gates()
-        if user.pk is None:
+        if user.pk is None or not user.is_active:
             return gates.none()
-        if not (user.is_active and getattr(user, "is_superuser", False)):  # whom every audience admits
-            everyone = gates.order_by().values_list("audience", flat=True).distinct()
-            membership = Audience.membership(user)
-            gates = gates.filter(audience__in=[a for a in everyone if Audience.loads(a).admits(user, membership)])
+        if not getattr(user, "is_superuser", False):  # whom every audience admits
+            gates = gates.filter(audience_digest__in=audiences_of(user))
         asked = Q(approval__exclude_requester=True, execution__requester_id=user.pk)
         return gates.exclude(asked).exclude(~Q(excludes="") & Q(decided_before(user)))
 
@@ -95,8 +98,14 @@ class WaitQuerySet(models.QuerySet):
         """
         mine = self.open().answerable_by(user).filter(execution__status__in=OPEN_TO_SIGNALS)
         in_time = Q(due_at=None) | Q(due_at__gt=clock.now())
-        unanswered = mine.filter(in_time).alias(own_answer=answer_of(user)).filter(own_answer=None)
-        return unanswered.order_by(F("due_at").asc(nulls_last=True), "opened_at", "id")
+        # As a Case: a planner takes "IS NULL" to be true of hardly any row, and would sort them all.
+        is_answered = Case(When(own_answer=None, then=Value(False)), default=Value(True))
+        answered = mine.filter(in_time).alias(own_answer=answer_of(user)).alias(is_answered=is_answered)
+        return answered.filter(is_answered=False).order_by(F("due_at").asc(nulls_last=True), "opened_at", "id")
+
+    def top(self) -> list[int]:
+        """Return the primary keys of the first of them, in order: ``MOST_LISTED`` at most."""
+        return list(self.values_list("pk", flat=True)[:MOST_LISTED])
 
     def marked_for(self, user: Any) -> WaitQuerySet:
         """The same gates, each knowing whether ``user`` is excluded for having decided another gate of its run.
@@ -108,6 +117,21 @@ class WaitQuerySet(models.QuerySet):
         """
         marked = Case(When(excludes="", then=Value(False)), default=decided_before(user))
         return self.annotate(is_excluded=marked, marked_for=Value(str(user.pk)))
+
+
+def audiences_of(user: Any) -> Any:
+    """The digests of the audiences that admit ``user``, as ``Audience.admits`` does for one.
+
+    As values where they are few: of a subquery no planner knows how many gates it will find. Thousands of values would
+    take longer to send than to look up.
+    """
+    named = Q(user_name=user.get_username(), group_name="")
+    grouped = Q(user_name="", group_name__in=[*Audience.membership(user), ""])  # a blank one is anybody
+    candidates = apps.get_model("finoflow", "Candidate").objects.filter(named | grouped)
+    found = list(candidates.values_list("permission", "digest").distinct())
+    held = {asked for asked in {asked for asked, _digest in found} if not asked or holds(user, asked)}
+    digests = {digest for asked, digest in found if asked in held}
+    return sorted(digests) if len(digests) <= FEW else candidates.filter(permission__in=held).values("digest")
 
 
 def decided_before(user: Any) -> Exists:

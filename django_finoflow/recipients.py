@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from django.contrib.auth import get_user_model
+from django.contrib.auth import get_backends, get_user_model
 from django.contrib.auth.backends import ModelBackend
 from django.db.models import Q, QuerySet
 
@@ -41,8 +41,7 @@ def people() -> Any:
 
 def _found(gate: Wait) -> Iterator[Any]:
     keys: set[Any] = set()
-    asked = Audience.loads(gate.audience)
-    for audience in (asked, *asked.alternatives):
+    for audience in Audience.loads(gate.audience).parts:
         keys.update(_candidates(audience).values_list("pk", flat=True))
     for user in people().filter(pk__in=keys).order_by(get_user_model().USERNAME_FIELD):
         if decisions.why_not(gate, user) is None:
@@ -53,6 +52,13 @@ def _candidates(audience: Audience) -> QuerySet:
     named = Q(**{f"{get_user_model().USERNAME_FIELD}__in": audience.users})
     if not hasattr(get_user_model(), "groups"):  # a user model without Django's own permissions
         return people().filter(named)
-    if audience.groups or audience.users:
-        return people().filter(named | Q(groups__name__in=audience.groups))
-    return ModelBackend().with_perm(audience.needed_permission, include_superusers=False).using(conf.database())
+    if not (audience.groups or audience.users):
+        return _holders(audience.needed_permission, include_superusers=False)
+    found = people().filter(named | Q(groups__name__in=audience.groups))
+    if not audience.permission or any(type(backend) is not ModelBackend for backend in get_backends()):
+        return found
+    return found.filter(pk__in=_holders(audience.permission).values("pk"))  # else each would be asked one by one
+
+
+def _holders(permission: str, *, include_superusers: bool = True) -> QuerySet:
+    return ModelBackend().with_perm(permission, include_superusers=include_superusers).using(conf.database())

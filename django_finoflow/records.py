@@ -1,19 +1,68 @@
-"""What people did at a gate, and what was done about it: its decisions and its events. Append-only, both.
+"""What people did at a gate, and what was done about it: its decisions and its events; and who may decide, to look up.
 
-The names of people stay when the users are deleted. Import them from ``models``.
+All append-only. The names of people stay when the users are deleted. Import the models from ``models``.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from .audience import Audience
 from .fields import PayloadField
 from .querysets import OwnDatabase
 from .statuses import GateEventKind
 
 READ_ONLY = ("view",)
+
+
+class CandidateManager(OwnDatabase):
+    """Who may decide, by audience."""
+
+    def index(self, audience: Audience) -> str:
+        """Have rows for an audience, and return its digest, by which gates refer to them.
+
+        Two that do so at once may both store them, which does no harm: nobody waits for the other.
+        """
+        digest = audience.digest
+        if not self.filter(digest=digest).exists():
+            names = [(one.needed_permission, *names) for one in audience.parts for names in one.names]
+            rows: Any = [
+                Candidate(digest=digest, permission=permission, group_name=group, user_name=user)
+                for permission, group, user in names
+            ]
+            self.bulk_create(rows)
+        return digest
+
+
+class Candidate(models.Model):
+    """One way to be in an audience: to be the user or in the group that it names, or anybody where it names nobody.
+
+    And to hold the permission, if there is one. It is an index of ``Wait.audience``, shared by all gates that ask the
+    same people: with it the database finds a person's gates, among however many (see ``answerable_by``).
+    """
+
+    digest = models.CharField(_("audience"), max_length=64)
+    permission = models.CharField(_("permission"), max_length=255, blank=True)
+    group_name = models.CharField(_("group's name"), max_length=255, blank=True)
+    user_name = models.CharField(_("user's name"), max_length=255, blank=True)
+
+    objects = CandidateManager()
+
+    class Meta:
+        verbose_name = _("candidate")
+        verbose_name_plural = _("candidates")
+        default_permissions = READ_ONLY
+        indexes = [
+            models.Index(fields=["user_name", "group_name"], name="finoflow_candidates"),
+            models.Index(fields=["digest"], name="finoflow_audiences"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.group_name or self.user_name} {self.permission}".strip()
 
 
 class Decision(models.Model):

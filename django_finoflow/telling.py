@@ -100,9 +100,8 @@ def _made_by(user: Any, gate: Wait) -> Decision | None:
 
 def candidates_text(gate: Wait) -> str:
     """Return who may decide a gate, in words, exclusions included."""
-    audience = Audience.loads(gate.audience)
-    parts = [_people(one) for one in (audience, *audience.alternatives)]
-    return "; ".join([parts[0], *(_("or %s") % other for other in parts[1:]), *_exceptions(gate)])
+    first, *others = (_people(one) for one in Audience.loads(gate.audience).parts)
+    return "; ".join([first, *(_("or %s") % other for other in others), *_exceptions(gate)])
 
 
 def history_of(gate: Wait) -> list[Entry]:

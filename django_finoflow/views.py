@@ -23,7 +23,8 @@ from .exceptions import DecisionRefused, RunNotFound
 from .forms import NOT_YOURS, DecisionForm, DelegateForm, repeats
 from .links import LinkRefused, Ticket
 from .models import Decision, Wait
-from .pages import PAYLOADS, Told, paginated, private, with_runs
+from .pages import PAYLOADS, Told, listed, paginated, private, with_runs
+from .querysets import MOST_LISTED
 
 ANSWERS = {"approve": True, "reject": False}
 SESSION_KEY = "finoflow_links"
@@ -41,8 +42,9 @@ MOST_LINKS = 10  # kept in one session: more would not fit into a signed cookie
 @require_safe
 def inbox(request: HttpRequest) -> HttpResponse:
     """Show the open gates that wait for the user, the most urgent first."""
-    page = paginated(request, with_runs(Wait.objects.inbox(request.user)))
-    context = {"here": "inbox", "page": page, "gates": [Told.of(gate) for gate in page]}
+    keys = Wait.objects.inbox(request.user).top()
+    page = paginated(request, keys)
+    context = {"here": "inbox", "page": page, "gates": listed(list(page)), "is_cut": len(keys) == MOST_LISTED}
     return render(request, "finoflow/inbox.html", context)
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from . import clock, conf, deliveries, durations, events, history, verdicts
 from .approval import Question
+from .audience import Audience
 from .drive import Drive
 from .history import Place
-from .models import Execution, Signal, Wait
+from .models import Candidate, Execution, Signal, Wait
 from .statuses import Outcome, RunStatus, WaitKind
 from .stops import Exhausted, Parked
 
@@ -176,6 +177,8 @@ def _store(run: Execution, wait: Wait) -> bool:
         return False
     # Whatever a try that did not commit has made of it.
     wait.pk, wait.outcome, wait.closed_at = None, Outcome.OPEN, None
+    if wait.is_gate:
+        wait.audience_digest = Candidate.objects.index(Audience.loads(wait.audience))
     wait.save(force_insert=True, using=conf.database())
     if wait.is_gate:
         deliveries.tell(events.gate_opened, run, name=wait.name, wait=wait.pk)

@@ -158,7 +158,7 @@ class Worker:
     def _give_notices(self) -> None:
         """Remind and escalate what is due; all of it to drain, else some, and the rest at the next look."""
         try:
-            while maintenance.give_notices() and self.options.drain and not self._told:
+            while maintenance.index_gates() + maintenance.give_notices() and self.options.drain and not self._told:
                 pass
         except Error as error:
             self._report_trouble(error)

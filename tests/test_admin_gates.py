@@ -175,6 +175,13 @@ def test_the_filters_find_open_overdue_decided_ended_and_ones_own(admin_client: 
     assert "overdue" in admin_client.get(GATES, {"q": "late"}).content.decode().partition("<tbody>")[2]
 
 
+def test_the_list_comes_in_pages_of_twenty(admin_client: Client) -> None:
+    for _ in range(21):
+        ask()
+    assert len(admin_client.get(GATES).context["cl"].result_list) == 20
+    assert len(admin_client.get(f"{GATES}?p=2").context["cl"].result_list) == 1
+
+
 def test_the_list_finds_gates_by_their_title(admin_client: Client) -> None:
     ask(approval={"title": "Pay the plumber?"})
     ask(approval={"title": "Hire a cook?"})

@@ -38,8 +38,9 @@ from django_finoflow import (
     signal,
 )
 from django_finoflow import decisions as telling
+from django_finoflow.audience import Audience
 from django_finoflow.maintenance import give_notices
-from django_finoflow.models import Decision, Execution, GateEvent, Wait
+from django_finoflow.models import Candidate, Decision, Execution, GateEvent, Wait
 from django_finoflow.recipients import who_can_answer
 from tests.admin_site import GATES, ask, browser_of, button, detail, run_of
 from tests.admin_site import person as staff
@@ -51,6 +52,7 @@ from tests.processes import Spawned
 pytestmark = pytest.mark.django_db
 
 START = datetime(2030, 3, 31, 0, 30, tzinfo=UTC)  # half an hour before Berlin's clocks go forward
+NEWEST = "0004_index_gates"
 
 
 @pytest.fixture
@@ -495,7 +497,36 @@ def test_p5_gates_go_through_dumpdata_and_loaddata_whole(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_gate_that_was_open_before_the_second_migration_is_asked_decided_and_shown_as_ever() -> None:
+def test_gates_that_are_there_when_they_come_to_be_indexed_are_found_by_those_they_ask() -> None:
+    def migrated(name: str) -> Any:
+        executor = MigrationExecutor(connection)
+        executor.migrate([("finoflow", name)])
+        return executor.loader.project_state([("finoflow", name)]).apps
+
+    wide = '["auth.add_user",["board"],["ann"],[["",[],["zed"]],["",[],[]]]]'
+    texts = ['["",[],[]]', wide, '["",["desk"],[]]', '["",[],[]]']
+    odd = [json.dumps(["", ["x" * 300], ["a\0b", "ann"]], separators=(",", ":")), ""]
+    try:
+        old, now = migrated("0002_approvals"), datetime.now(UTC)
+        run = old.get_model("finoflow", "Execution").objects.create(run_id="old", created_at=now, updated_at=now)
+        for index, text in enumerate([*texts, *odd]):
+            old.get_model("finoflow", "Wait").objects.create(
+                execution=run, index=index, kind="signal", name="gate", opened_at=now, audience=text, approval={"a": 1}
+            )
+    finally:
+        migrated(NEWEST)
+    for text in texts:
+        found = Candidate.objects.filter(digest=Wait.objects.filter(audience=text)[0].audience_digest)
+        rows = sorted(found.values_list("permission", "group_name", "user_name"))
+        found.delete()
+        again = Candidate.objects.filter(digest=Candidate.objects.index(Audience.loads(text)))
+        assert rows == sorted(again.values_list("permission", "group_name", "user_name"))
+    oddly = Candidate.objects.filter(digest=Wait.objects.get(audience=odd[0]).audience_digest)
+    assert [candidate.user_name for candidate in oddly] == ["ann"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_gate_that_was_open_before_the_later_migrations_is_asked_decided_and_shown_as_ever() -> None:
     def migrated(name: str) -> Any:
         executor = MigrationExecutor(connection)
         executor.migrate([("finoflow", name)])
@@ -513,7 +544,7 @@ def test_a_gate_that_was_open_before_the_second_migration_is_asked_decided_and_s
             approval={**snapshot, "on_reject": "continue"}, audience='["",[],[]]',
         )  # fmt: skip
     finally:
-        migrated("0002_approvals")
+        migrated(NEWEST)
     user = staff("desk", "decide_wait", "view_wait")
     client, gate = browser_of(user), Wait.objects.get()
     assert list(Wait.objects.inbox(user)) == [gate]
@@ -637,6 +668,8 @@ def posed(question: dict[str, Any], users: list[User]) -> Wait:
     place = {"execution": run, "kind": "signal", "opened_at": now}
     first = Wait.objects.create(**place, index=0, name="first", outcome="signalled", approval={}, audience="[]")
     gate = Wait.objects.create(**place, index=1, name="gate", due_at=due_at, **asked.row(now, None))
+    gate.audience_digest = Candidate.objects.index(asked.audience)
+    gate.save()
     for wait, by in ((first, extra["first_by"]), (gate, extra["decided_by"])):
         if by:
             Decision.objects.create(wait=wait, user=by_name[by], user_name=by, approved=True, decided_at=now)
@@ -717,7 +750,7 @@ def test_a1_a_decision_and_whatever_comes_at_the_same_moment_leave_one_outcome(m
 @pytest.mark.django_db
 def test_code_from_before_the_new_columns_can_still_insert_waits_and_decisions() -> None:
     """In a rolling deployment the migration runs first, and old workers go on for a while."""
-    new = {"override", "excludes", "claimed_by_name", "notices"}
+    new = {"override", "excludes", "claimed_by_name", "notices", "audience_digest"}
     fields = [field for model in (Wait, Decision) for field in model._meta.concrete_fields if field.name in new]
     assert {field.name for field in fields} == new
     assert [field.name for field in fields if not field.has_db_default()] == []

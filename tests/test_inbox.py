@@ -18,6 +18,8 @@ from freezegun import freeze_time
 from django_finoflow import api, claim_gate, decisions, delegate_gate
 from django_finoflow.forms import DecisionForm, unprefixed
 from django_finoflow.models import Decision, Execution, Wait
+from django_finoflow.pages import PER_PAGE
+from django_finoflow.querysets import WaitQuerySet
 from tests.admin_site import browser_of, paperwork, queries_of
 from tests.inbox_site import (
     DECIDED,
@@ -95,14 +97,36 @@ def test_what_i_decided_is_listed_with_what_became_of_it(desk: Client) -> None:
 
 
 def test_long_lists_come_in_pages(desk: Client) -> None:
-    for n in range(26):
+    for n in range(PER_PAGE + 1):
         ask(approval={"title": f"Pay {n}?"})
-    assert text_of(desk.get(INBOX)).count("<h2>") == 25
+    assert text_of(desk.get(INBOX)).count("<h2>") == PER_PAGE
     second = text_of(desk.get(INBOX, {"page": 2}))
     assert second.count("<h2>") == 1
     assert "Page 2 of 2" in second
     for odd in ("0", "99", "x", ""):
         assert desk.get(INBOX, {"page": odd}).status_code == 200
+
+
+def test_a_gate_that_is_deleted_while_the_inbox_is_read_is_left_out(
+    desk: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = ask()
+    monkeypatch.setattr(WaitQuerySet, "top", lambda self: [gate.pk + 1, gate.pk])
+    assert text_of(desk.get(INBOX)).count("<h2>") == 1
+
+
+def test_of_very_many_gates_the_most_urgent_are_listed_and_counted(
+    desk: Client, manager: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for hours in (4, 1, 3, 2):
+        ask(approval={"title": f"Within {hours}?"}, timeout=f"{hours}h")
+    assert "4 gates wait for your decision." in text_of(desk.get(INBOX))
+    for module in ("querysets", "views"):
+        monkeypatch.setattr(f"django_finoflow.{module}.MOST_LISTED", 3)
+    page = text_of(desk.get(INBOX))
+    assert "3 gates or more wait for your decision; here are the most urgent." in page
+    assert re.findall(r"Within \d", page) == ["Within 1", "Within 2", "Within 3"]
+    assert rendered("{% finoflow_open_gates %}", manager) == "3"
 
 
 @pytest.mark.parametrize("url", [INBOX, DECIDED])
@@ -321,6 +345,17 @@ def test_claiming_releasing_and_handing_over_are_confirmed_once_without_djangos_
     assert "You have handed it over to second." in text_of(press(desk, gate, "delegate", to="second"))
     desk.post(at(gate), {"do": "claim"})  # refused: nothing is confirmed
     assert "You have" not in text_of(page_of(desk, other))
+
+
+def test_nobody_hands_a_gate_over_to_themselves(desk: Client, manager: User) -> None:
+    gate = ask()
+    assert "That is you. To work on it yourself, claim it." in text_of(press(desk, gate, "delegate", to="manager"))
+    assert (gate.events.count(), Wait.objects.get().claimed_by) == (0, None)
+
+
+def test_claiming_comes_before_what_is_filled_in_which_it_would_discard(desk: Client) -> None:
+    text = text_of(page_of(desk, ask_formally()))
+    assert text.index('value="claim"') < text.index('value="delegate"') < text.index('name="answer-')
 
 
 def press(client: Client, gate: Wait, button: str, **data: str) -> Any:

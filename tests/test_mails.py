@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.core import mail
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from freezegun import freeze_time
 
@@ -100,6 +102,21 @@ def test_who_can_answer_a_gate_is_told_when_it_opens_and_nobody_else(tell: Any, 
     tell(ask, approval={"title": "Pay?"})
     assert all(len(message.to) == 1 and not message.cc and not message.bcc for message in mail.outbox)
     assert sent_to() == ["manager@example.com", "second@example.com"]
+
+
+def test_members_who_lack_the_permission_cost_no_query_each() -> None:
+    gate = ask(approval={"groups": ["finance"], "permission": "finoflow.view_wait"})
+    kim = member("kim", "view_wait", groups=("finance",))
+
+    def look() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            assert who_can_answer(Wait.objects.get(pk=gate.pk), most=5) == [kim]
+        return len(captured)
+
+    few = look()
+    for number in range(9):
+        member(f"ann-{number}", groups=("finance",))
+    assert look() == few
 
 
 def test_who_can_answer_is_found_by_groups_names_and_permissions(manager: User) -> None:

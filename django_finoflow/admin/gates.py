@@ -37,7 +37,6 @@ class GateAdmin(overview.Overview, deciding.Deciding, bulk.Bulk, handling.Handli
     list_filter = (MineFilter, StateFilter, WorkflowFilter)
     search_fields = ("name", "approval__title", "execution__workflow_id", "execution__requester_name")
     search_help_text = gettext_lazy("Gate, workflow or who asked")
-    list_per_page = 25
     actions = ("finoflow_approve_selected", "finoflow_reject_selected")
     actions_row = ("finoflow_approve", "finoflow_reject")
     actions_detail = (*actions_row, *handling.Handling.handles)
@@ -117,7 +116,8 @@ class GateAdmin(overview.Overview, deciding.Deciding, bulk.Bulk, handling.Handli
         is_open = gate.is_open and gate.execution.status in OPEN_TO_SIGNALS
         if not is_open:
             return format_html("{}", decisions.story(gate))
-        beside = [text for text in (self.votes_told(gate), gate.claimed_by_name) if text]
+        claimed = _("claimed by %s") % gate.claimed_by_name if gate.claimed_by_name else ""
+        beside = [text for text in (self.votes_told(gate), claimed) if text]
         return format_html("{} {}", values.badge(_("open"), "busy"), " · ".join(beside))
 
     # ── one gate ──

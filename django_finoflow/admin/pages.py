@@ -52,6 +52,7 @@ class RecordAdmin(ActionsModelAdmin):
 
     bulk: tuple[str, ...] = ()
     show_full_result_count = False
+    list_per_page = 20  # what is on a screen: each row asks the engine which buttons it may have
     Media = None  # the package's style sheet can be served only where it is an installed app
 
     @property

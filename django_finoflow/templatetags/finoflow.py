@@ -13,7 +13,7 @@ register = template.Library()
 
 @register.simple_tag(takes_context=True)
 def finoflow_open_gates(context: dict[str, Any]) -> int:
-    """Return the number of open gates that the user can answer; it is counted once for each request.
+    """Return the number of open gates that the user can answer, at most 250; it is counted once for each request.
 
     ``{% finoflow_open_gates as waiting %}`` keeps it in a variable. Without a request, or a login, it is 0.
     """
@@ -23,5 +23,5 @@ def finoflow_open_gates(context: dict[str, Any]) -> int:
         return 0
     counted = getattr(request, "_finoflow_open_gates", None)
     if counted is None or counted[0] != user.pk:
-        counted = request._finoflow_open_gates = (user.pk, Wait.objects.inbox(user).count())  # type: ignore[union-attr]
+        counted = request._finoflow_open_gates = (user.pk, len(Wait.objects.inbox(user).top()))  # type: ignore[union-attr]
     return counted[1]

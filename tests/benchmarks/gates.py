@@ -1,4 +1,4 @@
-"""What the pages of gates cost with 10,000 open ones, as a ratio to the same pages with none, and with a page of them.
+"""What the pages of gates cost with 10,000 open ones, as a ratio to the same pages with none.
 
 Three people look: one who sees and decides all, one who decides some, and a superuser. Then once more with an audience
 of its own for every gate, as ``users=`` with a function makes them.
@@ -7,15 +7,14 @@ of its own for every gate, as ``users=`` with a function makes them.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from tests.benchmarks import stage
 
-OPEN, AUDIENCES, PAGE = 10_000, 20, 25
-ROUNDS = 9
-
-Times = dict[tuple[str, str], float]
+OPEN, AUDIENCES, ROUNDS = 10_000, 20, 12
 
 PAGES = {
     "admin: list of gates": "/admin/finoflow/wait/",
@@ -28,30 +27,19 @@ PAGES = {
 
 
 def main() -> None:
-    """Time each page for each person, without gates and with many."""
+    """Time each page for each person, with many gates and without any in turn."""
     stage.set_up()
     clients = {name: _client(name, **options) for name, options in _people().items()}
-    none = _measured(clients)
-    _fill(PAGE * AUDIENCES, _of_groups)
-    few = _measured(clients)
-    _fill(OPEN, _of_groups)
-    _report("", _measured(clients), none, few)
+    _fill(OPEN, lambda number: f'["",["group {number % AUDIENCES}"],[]]')
+    _report(clients, "")
     _fill(OPEN, lambda number: f'["",[],["decider","person {number}"]]')
-    _report(" (own audiences)", _measured(clients), none, few)
+    _report(clients, " (own audiences)")
 
 
-def _of_groups(number: int) -> str:
-    return f'["",["group {number % AUDIENCES}"],[]]'
-
-
-def _report(what: str, many: Times, none: Times, few: Times) -> None:
-    for key, seconds in many.items():
-        ratios = {"none": seconds / none[key], "one_page_each": seconds / few[key]}
-        stage.row(f"{key[1]}, {key[0]}{what}", seconds * 1000, "ms", **ratios)
-
-
-def _measured(clients: dict[str, Any]) -> Times:
-    return {key: _seconds(client, url) for key, client, url in _looks(clients)}
+def _report(clients: dict[str, Any], what: str) -> None:
+    for (name, page), client, url in _looks(clients):
+        many, none = _seconds(client, url)
+        stage.row(f"{page}, {name}{what}", many * 1000, "ms", none=many / none)
 
 
 def _people() -> dict[str, dict[str, Any]]:
@@ -82,25 +70,48 @@ def _looks(clients: dict[str, Any]) -> Any:
                 yield (name, what), client, url
 
 
-def _seconds(client: Any, url: str) -> float:
-    """Return the best of some renderings of a page: what disturbs one only makes it slower."""
-    client.get(url)
-    times = []
+def _seconds(client: Any, url: str) -> tuple[float, float]:
+    """Return the best times of a page, as it is and without gates: taken in turn, as a machine's pace changes."""
+    many, none = [], []
     for _ in range(ROUNDS):
-        moment = time.perf_counter()
-        assert client.get(url).status_code == 200, url
-        times.append(time.perf_counter() - moment)
-    return min(times)
+        many += [_look(client, url), _look(client, url)]
+        with _without_gates():
+            none += [_look(client, url), _look(client, url)]
+    return min(many), min(none)
+
+
+def _look(client: Any, url: str) -> float:
+    moment = time.perf_counter()
+    assert client.get(url).status_code == 200, url
+    return time.perf_counter() - moment
+
+
+@contextmanager
+def _without_gates() -> Iterator[None]:
+    from django.db import connection, transaction
+
+    with transaction.atomic(), connection.cursor() as cursor:
+        if connection.vendor == "postgresql":  # what is deleted there is passed over at each look
+            cursor.execute("TRUNCATE finoflow_execution, finoflow_candidate CASCADE")
+        else:
+            for table in ("finoflow_wait", "finoflow_execution", "finoflow_candidate"):
+                cursor.execute(f"DELETE FROM {table}")
+        yield
+        transaction.set_rollback(True)
 
 
 def _fill(count: int, audience: Any) -> None:
     """Replace what there is by ``count`` runs, each at an open gate."""
-    from django.db import connection
+    from django.db import connection, transaction
 
     from django_finoflow import clock
-    from django_finoflow.models import Execution, Wait
+    from django_finoflow.audience import Audience
+    from django_finoflow.models import Candidate, Execution, Wait
 
     Execution.objects.all().delete()
+    with transaction.atomic():
+        texts = {audience(number) for number in range(count)}
+        digests = {text: Candidate.objects.index(Audience.loads(text)) for text in texts}
     now = clock.now()
     runs = Execution.objects.bulk_create(
         Execution(
@@ -125,6 +136,7 @@ def _fill(count: int, audience: Any) -> None:
             due_at=now + timedelta(days=number % 30 - 1),
             approval={"title": f"Pay {number}?", "show": {"Amount": number}, "exclude_requester": True, "quorum": 1},
             audience=audience(number),
+            audience_digest=digests[audience(number)],
         )
         for number, run in enumerate(runs)
     )
