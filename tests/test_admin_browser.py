@@ -80,6 +80,20 @@ def test_the_overview_fits_and_reads_well_and_its_links_lead_on(boss: Any) -> No
     boss.wait_for_selector("text=Who may decide")
 
 
+def test_both_buttons_of_a_gate_are_in_sight_in_the_list_and_large_enough_to_touch(boss: Any) -> None:
+    ask(person("ann"), approval={"title": "Pay the plumber for what he did in the cellar, and in the attic?"})
+    boss.goto(GATES)
+    assert boss.evaluate(TOO_WIDE) <= 0
+    boxes = [boss.locator(f"#result_list a.finoflow-button:has-text('{text}')").bounding_box() for text in ANSWERS]
+    for box in boxes:
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= boss.viewport_size["width"]
+        assert box["height"] >= 24  # WCAG 2.2, 2.5.8
+
+
+ANSWERS = ("Approve", "Reject")
+
+
 def test_the_page_of_a_builders_run_draws_its_timeline_and_marks_its_place(boss: Any) -> None:
     made = (
         Workflow("graphed")
